@@ -3,13 +3,20 @@ package egress
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/internal/weak"
+	"github.com/sandboxd/sandboxd/pkg/egress/child"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -196,3 +203,191 @@ func (e *Engine) tellName(s *sandbox, f policy.Flow, name string, why policy.Rea
 	defer e.ledger.mu.Unlock()
 	e.denials.tellAs(s, f, name, why, ByProxy)
 }
+
+// opened decides on what the child asks, and dials.
+func (p *proxy) opened(ctx context.Context, x *proxied, o heads.Open) (heads.Opened, syscall.Conn) {
+	f := x.flow
+	allow, why := p.judge(ctx, x.s, f, o)
+	if allow && o.Kind == heads.Check {
+		allow, why = p.checked(x, o, why)
+	}
+	if !allow {
+		if o.Kind != heads.First && why.Text != "" { // a name may come; or the flow has ended
+			p.e.count(x.s, f, o.Name, false)
+			p.e.flowCounts.add(refused, why.Cause)
+			p.e.tellName(x.s, f, o.Name, why)
+		}
+		return heads.Opened{Result: heads.Denied, Text: refusalOf(x.s, f, o.Name, why)}, nil
+	}
+	if o.Kind != heads.First { // as in endOutward
+		p.e.count(x.s, f, o.Name, true)
+	}
+	if o.Kind == heads.Check {
+		p.e.flowCounts.add(passed, why.Cause)
+		return heads.Opened{Result: heads.Granted}, nil
+	}
+	c, number, err := p.connect(ctx, x, o)
+	if err != nil {
+		return heads.Opened{Result: heads.Failed, Text: err.Error()}, nil
+	}
+	if o.Kind != heads.First { // which is counted by what follows, if anything does
+		p.e.flowCounts.add(passed, why.Cause)
+	}
+	return heads.Opened{Result: heads.Granted, Socket: number}, c
+}
+
+// checked gives the socket of a flow whose server could have spoken first the name that the
+// guest has said meanwhile, if the policy of the moment allows it: it may have changed since
+// judge read it, and closeForbidden has not seen this name. The reason is empty if the flow
+// has ended.
+func (p *proxy) checked(x *proxied, o heads.Open, why policy.Reason) (bool, policy.Reason) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.alive(x) {
+		return false, policy.Reason{}
+	}
+	if !weak.Off(weak.Proxy) {
+		if allow, now := p.decide(x.s, x.flow, o); !allow {
+			return false, now
+		}
+	}
+	for _, out := range x.to {
+		out.kind, out.name = o.Kind, o.Name
+	}
+	return true, why
+}
+
+var (
+	errGone    = errors.New("the connection has ended")
+	errSockets = errors.New("the connection, or all of the sandbox, have too many sockets")
+)
+
+// connect dials for a flow, and counts and registers the socket.
+func (p *proxy) connect(ctx context.Context, x *proxied, o heads.Open) (*net.TCPConn, uint32, error) {
+	p.mu.Lock()
+	full := p.outs[x.s] >= proxyConns
+	if !full {
+		p.outs[x.s]++
+	}
+	p.mu.Unlock()
+	if full {
+		return nil, 0, errSockets
+	}
+	to := netip.AddrPortFrom(x.flow.Dst, x.flow.Port)
+	c, copied, err := p.dial(ctx, x, to)
+	out := &outward{copied, tupleOfTCP{sentFrom(copied), to}, o.Kind, o.Name}
+	if err != nil {
+		err = fmt.Errorf("the server does not answer: %w", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		if err = p.add(x, o, out); err == nil {
+			return c, x.next, nil
+		}
+		c.Close()
+		copied.Reset()
+	}
+	if copied >= 0 {
+		copied.Close() //nolint:errcheck // nothing was written
+	}
+	p.closed(x.s, out.tuple)
+	return nil, 0, err
+}
+
+// add registers a socket, if the policy of the moment allows it: it may have changed since
+// judge read it, and closeForbidden has not seen this socket.
+//
+// Preconditions: p.mu is held.
+func (p *proxy) add(x *proxied, o heads.Open, out *outward) error {
+	switch {
+	case !p.alive(x):
+		return errGone
+	case len(x.to) >= proxySockets:
+		return errSockets
+	}
+	if allow, _ := p.decide(x.s, x.flow, o); !allow && !weak.Off(weak.Proxy) {
+		return errors.New("the policy has changed")
+	}
+	x.next++
+	x.to[x.next] = out
+	return nil
+}
+
+// sentFrom is the address from which a socket has sent, even if that failed; not valid: it
+// has not.
+func sentFrom(c child.Socket) netip.AddrPort {
+	if c < 0 {
+		return netip.AddrPort{}
+	}
+	sa, err := unix.Getsockname(int(c))
+	in, ok := sa.(*unix.SockaddrInet4)
+	if err != nil || !ok || in.Port == 0 {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4(in.Addr), uint16(in.Port))
+}
+
+// dial connects to the destination of a flow. It checks the address at the last moment once
+// more: what the daemon dials passes none of the chains. It returns a copy of the socket
+// also if it fails, by which the caller knows what was sent; -1: there is none.
+func (p *proxy) dial(ctx context.Context, x *proxied, to netip.AddrPort) (_ *net.TCPConn, copied child.Socket, _ error) {
+	copied = -1
+	d := net.Dialer{Control: func(_, address string, c syscall.RawConn) error {
+		if err := p.mayDial(x, to, address); err != nil {
+			return err
+		}
+		if copied >= 0 { // of the last try, which has sent nothing
+			copied.Close() //nolint:errcheck // likewise
+		}
+		var err error
+		if copied, err = child.CopyOf(c); err != nil {
+			return err
+		}
+		if err := leaves(int(copied), to.Addr()); err != nil {
+			return err
+		}
+		return unix.SetsockoptInt(int(copied), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}}
+	c, err := d.DialContext(ctx, "tcp4", to.String())
+	// Each port has a closed connection to this destination, for a minute. The kernel lets a
+	// new one follow it if the port is bound, and both ends have timestamps.
+	for try := 0; errors.Is(err, unix.EADDRNOTAVAIL) && try < reuseTries; try++ {
+		d.LocalAddr = &net.TCPAddr{Port: firstPort + rand.IntN(lastPort-firstPort+1)}
+		c, err = d.DialContext(ctx, "tcp4", to.String())
+	}
+	if err != nil {
+		return nil, copied, err
+	}
+	return c.(*net.TCPConn), copied, nil
+}
+
+// mayDial is asked before the first packet is sent.
+func (p *proxy) mayDial(x *proxied, to netip.AddrPort, address string) error {
+	at, err := netip.ParseAddrPort(address)
+	switch {
+	case err != nil:
+		return err
+	case at != to:
+		return fmt.Errorf("%s is another address", at)
+	}
+	if why := p.e.blocks(at.Addr()); why != "" {
+		return errors.New(why)
+	}
+	if policy.Private(at.Addr()) && !x.s.policy.Load().Names(at.Addr()) {
+		return errors.New("private range")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.alive(x) {
+		return errGone
+	}
+	return nil
+}
+
+// The ports that the kernel gives to connections by default (ip(7)), and how many of them
+// are tried.
+const (
+	firstPort, lastPort = 32768, 60999
+	reuseTries          = 16
+)

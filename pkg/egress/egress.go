@@ -386,15 +386,15 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 			return fmt.Errorf("unregister %s: %w", id, err)
 		}
 	}
-	if s != nil {
-		e.proxy.closeAll(s)
-	}
 	e.mu.Lock()
 	if s != nil && e.byID[id] == s {
 		delete(e.byID, id)
 		delete(e.byAddr, s.addr)
 	}
 	e.mu.Unlock()
+	if s != nil {
+		e.proxy.closeAll(s) // now that the proxy does not find it any more
+	}
 	if len(addrs) > 0 {
 		e.FlowLog.End(id) // its link goes next, and its counters with it
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
@@ -26,14 +24,20 @@ import (
 const ProxyPort = 15080
 
 const (
-	proxyConns   = 256     // open connections of a sandbox through the proxy; more are reset
-	proxyTotal   = 32768   // of all sandboxes: each needs a few descriptors here and in the child
-	proxySockets = 8       // to destinations, of one connection
-	proxyAsks    = 4       // questions of one connection under way
-	proxyMemory  = 1 << 30 // of the child
+	proxyConns   = 256  // open connections of a sandbox through the proxy; more are reset
+	proxyTotal   = 1024 // of all sandboxes: see proxyMemory
+	proxySockets = 8    // to destinations, of one connection
+	proxyAsks    = 4    // questions of one connection under way
+
+	// proxyMemory is the child's. Of one connection it holds in the worst case 640 KiB: two
+	// buffers of 256 KiB for the bytes that pass (the limit counts them, although nobody
+	// fills them), or 250 KiB for a head of 16 KiB that has only short lines, and 128 KiB for
+	// the copies of a head that goes on, stacks, and small buffers. For proxyTotal this is
+	// 640 MiB. The collector keeps the child below two thirds of the limit, 682 MiB.
+	proxyMemory = 1 << 30
 
 	proxyStart = 5 * time.Second // a connection waits so long for a child that is starting
-	dialLimit  = 30 * time.Second
+	dialLimit  = 10 * time.Second
 )
 
 // A proxy has the flows for which the name decides: DNAT brings them here. It hands each to
@@ -54,6 +58,7 @@ type proxy struct {
 	last  uint64
 	flows map[uint64]*proxied
 	of    map[*sandbox]int // how many of them
+	outs  map[*sandbox]int // sockets to destinations, those that dial included
 	gone  []tupleOfTCP     // closed since the last run of forget
 	older []tupleOfTCP     // closed before that
 }
@@ -71,6 +76,8 @@ type proxied struct {
 	s      *sandbox
 	flow   policy.Flow
 	number uint64
+	ctx    context.Context // of its questions: ends when the flow, or the proxy, does
+	stop   context.CancelFunc
 	line   *child.Conn // of the child that has it, or nil
 	guest  child.Socket
 	asks   int
@@ -87,7 +94,7 @@ type outward struct {
 }
 
 func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
-	p := &proxy{e: e, log: e.log, where: originalDst, flows: map[uint64]*proxied{}, of: map[*sandbox]int{}}
+	p := &proxy{e: e, log: e.log, where: originalDst, flows: map[uint64]*proxied{}, of: map[*sandbox]int{}, outs: map[*sandbox]int{}}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		cerr := c.Control(func(fd uintptr) {
@@ -139,13 +146,15 @@ func (p *proxy) close() error {
 	}
 	err := errors.Join(p.listener.Close(), p.child.Close())
 	p.done.Wait()
+	p.forget() // those that were just closed are older then
+	p.forget()
 	return err
 }
 
 // take hands a connection to the child.
 func (p *proxy) take(ctx context.Context, c *net.TCPConn) {
 	defer c.Close() // the copies are left
-	x, err := p.admit(c)
+	x, err := p.admit(ctx, c)
 	if err != nil {
 		p.log.Debug("a connection for the proxy", "from", c.RemoteAddr(), "err", err)
 		reset(c)
@@ -157,7 +166,7 @@ func (p *proxy) take(ctx context.Context, c *net.TCPConn) {
 	if err == nil {
 		p.mu.Lock()
 		x.line = line
-		p.mu.Unlock()
+		p.mu.Unlock() // if the flow has ended meanwhile, its socket is dead
 		f := heads.Flow{
 			Number: x.number, Dst: netip.AddrPortFrom(x.flow.Dst, x.flow.Port), First: x.flow.Port != 80 && x.flow.Port != 443,
 		}
@@ -174,7 +183,7 @@ func (p *proxy) take(ctx context.Context, c *net.TCPConn) {
 }
 
 // admit finds out whose connection c is, and where it was to go, and counts it.
-func (p *proxy) admit(c *net.TCPConn) (*proxied, error) {
+func (p *proxy) admit(ctx context.Context, c *net.TCPConn) (*proxied, error) {
 	s := p.e.lookup(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap())
 	if s == nil {
 		return nil, errors.New("no sandbox has this address")
@@ -193,8 +202,12 @@ func (p *proxy) admit(c *net.TCPConn) (*proxied, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.of[s] >= proxyConns || len(p.flows) >= proxyTotal {
-		why := policy.Reason{Cause: policy.ByLimit, Text: fmt.Sprintf("limit of %d open connections by name", proxyConns)}
+	if p.e.lookup(s.addr) != s {
+		return nil, errGone
+	}
+	// No sandbox gets more than half of what is left, so a few of them do not take all.
+	if most := min(proxyConns, (proxyTotal-len(p.flows)+1)/2); p.of[s] >= most {
+		why := policy.Reason{Cause: policy.ByLimit, Text: fmt.Sprintf("limit of %d open connections by name", most)}
 		p.e.count(s, x.flow, "", false)
 		p.e.tellName(s, x.flow, "", why)
 		return nil, errors.New(why.Text)
@@ -202,6 +215,7 @@ func (p *proxy) admit(c *net.TCPConn) (*proxied, error) {
 	if x.guest, err = child.CopyOf(raw); err != nil {
 		return nil, err
 	}
+	x.ctx, x.stop = context.WithCancel(ctx)
 	p.last++
 	x.number = p.last
 	p.flows[x.number] = x
@@ -217,17 +231,37 @@ func (p *proxy) end(x *proxied, cut bool) {
 	if p.of[x.s]--; p.of[x.s] == 0 {
 		delete(p.of, x.s)
 	}
+	x.stop()
 	if cut {
 		p.cut(x)
 	}
 	for number := range x.to {
 		p.endOutward(x, number)
 	}
-	x.guest.Close() //nolint:errcheck // nothing is written
+	finish(x.guest)
 }
 
-// endOutward closes a descriptor of a socket to a destination. The kernel would keep its
-// entry in the table of conntrack for two minutes.
+// alive reports whether a flow goes on: it has not ended, and its sandbox is registered.
+// Unregister calls closeAll when lookup does not find the sandbox any more, so a flow that
+// is alive while p.mu is held is one that closeAll will see.
+//
+// Preconditions: p.mu is held.
+func (p *proxy) alive(x *proxied) bool {
+	return p.flows[x.number] == x && p.e.lookup(x.s.addr) == x.s
+}
+
+// finish ends a connection that the child says it has closed, whether it has or not, and
+// closes the descriptor. What was written before still arrives.
+func finish(c child.Socket) {
+	if l, err := unix.GetsockoptLinger(int(c), unix.SOL_SOCKET, unix.SO_LINGER); err == nil && l.Onoff != 0 {
+		c.Reset() // the child wants that: the other side must not take it for an orderly end
+	} else {
+		unix.Shutdown(int(c), unix.SHUT_RDWR) //nolint:errcheck // it has ended
+	}
+	c.Close() //nolint:errcheck // nothing is written
+}
+
+// endOutward ends a socket to a destination.
 //
 // Preconditions: p.mu is held.
 func (p *proxy) endOutward(x *proxied, number uint32) {
@@ -239,11 +273,25 @@ func (p *proxy) endOutward(x *proxied, number uint32) {
 	if o.kind == heads.First { // the guest never said a name
 		p.e.count(x.s, x.flow, "", true)
 	}
-	o.Close() //nolint:errcheck // nothing is written
+	finish(o.Socket)
+	p.closed(x.s, o.tuple)
+}
+
+// closed counts a socket off that was opened, or was to be. The kernel would keep its entry
+// in the table of conntrack for two minutes.
+//
+// Preconditions: p.mu is held.
+func (p *proxy) closed(s *sandbox, t tupleOfTCP) {
+	if p.outs[s]--; p.outs[s] == 0 {
+		delete(p.outs, s)
+	}
+	if !t.local.IsValid() { // no packet was sent
+		return
+	}
 	if len(p.gone)+len(p.older) == 0 {
 		time.AfterFunc(closedFor, p.forget)
 	}
-	p.gone = append(p.gone, o.tuple)
+	p.gone = append(p.gone, t)
 }
 
 // forget deletes the conntrack entries of connections that are closed for a while: their
@@ -288,8 +336,21 @@ func (p *proxy) drop(line *child.Conn) {
 	}
 }
 
-// closeAll resets all flows of a sandbox.
-func (p *proxy) closeAll(s *sandbox) { p.closeIf(s, func(*outward, policy.Flow) bool { return true }) }
+// closeAll ends all flows of a sandbox, and what they dial.
+//
+// Preconditions: lookup does not find s any more, so none is added.
+func (p *proxy) closeAll(s *sandbox) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of[s] == 0 {
+		return
+	}
+	for _, x := range p.flows {
+		if x.s == s {
+			p.end(x, true)
+		}
+	}
+}
 
 // closeForbidden resets the flows that the policy of s denies now, and those that are about
 // to be opened are judged by it.
@@ -340,7 +401,7 @@ func (p *proxy) handle(line *child.Conn, m child.Message) {
 		}
 		p.mu.Unlock()
 		if !ok {
-			gone := heads.Opened{Result: heads.Failed, Text: errEnded.Error()}
+			gone := heads.Opened{Result: heads.Failed, Text: errGone.Error()}
 			line.Answer(m, gone.Append(nil), nil) //nolint:errcheck // nobody waits for it
 			return
 		}
@@ -368,7 +429,7 @@ func (p *proxy) handle(line *child.Conn, m child.Message) {
 
 // open answers a question of the child.
 func (p *proxy) open(line *child.Conn, m child.Message, x *proxied, o heads.Open) {
-	ctx, cancel := context.WithTimeout(context.Background(), dialLimit)
+	ctx, cancel := context.WithTimeout(x.ctx, dialLimit)
 	defer cancel()
 	a, c := p.opened(ctx, x, o)
 	if err := line.Answer(m, a.Append(nil), c); err != nil {
@@ -381,116 +442,3 @@ func (p *proxy) open(line *child.Conn, m child.Message, x *proxied, o heads.Open
 	x.asks--
 	p.mu.Unlock()
 }
-
-// opened decides on what the child asks, and dials.
-func (p *proxy) opened(ctx context.Context, x *proxied, o heads.Open) (heads.Opened, syscall.Conn) {
-	f := x.flow
-	allow, why := p.judge(ctx, x.s, f, o)
-	if !allow {
-		if o.Kind != heads.First { // a name may come
-			p.e.count(x.s, f, o.Name, false)
-			p.e.flowCounts.add(refused, why.Cause)
-			p.e.tellName(x.s, f, o.Name, why)
-		}
-		return heads.Opened{Result: heads.Denied, Text: refusalOf(x.s, f, o.Name, why)}, nil
-	}
-	if o.Kind != heads.First { // as in endOutward
-		p.e.count(x.s, f, o.Name, true)
-	}
-	if o.Kind == heads.Check {
-		p.e.flowCounts.add(passed, why.Cause)
-		return p.checked(x, o), nil
-	}
-	c, err := p.dial(ctx, x.s, netip.AddrPortFrom(f.Dst, f.Port))
-	if err != nil {
-		return heads.Opened{Result: heads.Failed, Text: fmt.Sprintf("The server does not answer: %v.", err)}, nil
-	}
-	number, err := p.add(x, o, c)
-	if err != nil {
-		c.SetLinger(0) //nolint:errcheck // it ends slowly then
-		c.Close()
-		return heads.Opened{Result: heads.Failed, Text: err.Error()}, nil
-	}
-	if o.Kind != heads.First { // which is counted by what follows, if anything does
-		p.e.flowCounts.add(passed, why.Cause)
-	}
-	return heads.Opened{Result: heads.Granted, Socket: number}, c
-}
-
-// checked gives the socket of a flow whose server could have spoken first the name that the
-// guest has said meanwhile.
-func (p *proxy) checked(x *proxied, o heads.Open) heads.Opened {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, out := range x.to {
-		out.kind, out.name = o.Kind, o.Name
-	}
-	return heads.Opened{Result: heads.Granted}
-}
-
-var errEnded = errors.New("the connection has ended, or has too many sockets")
-
-// add registers a socket, if the policy of the moment allows it: it may have changed since
-// judge read it, and closeForbidden has not seen this socket.
-func (p *proxy) add(x *proxied, o heads.Open, c *net.TCPConn) (uint32, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	ends := tupleOfTCP{c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.flows[x.number] != x || len(x.to) >= proxySockets {
-		return 0, errEnded
-	}
-	if allow, _ := p.decide(x.s, x.flow, o); !allow && !weak.Off(weak.Proxy) {
-		return 0, errors.New("the policy has changed")
-	}
-	fd, err := child.CopyOf(raw)
-	if err != nil {
-		return 0, err
-	}
-	x.next++
-	x.to[x.next] = &outward{fd, ends, o.Kind, o.Name}
-	return x.next, nil
-}
-
-// dial connects to a destination. It checks the address at the last moment once more: what
-// the daemon dials passes none of the chains.
-func (p *proxy) dial(ctx context.Context, s *sandbox, to netip.AddrPort) (*net.TCPConn, error) {
-	d := net.Dialer{Control: func(_, address string, c syscall.RawConn) error {
-		at, err := netip.ParseAddrPort(address)
-		switch {
-		case err != nil:
-			return err
-		case at != to:
-			return fmt.Errorf("%s is another address", at)
-		}
-		if why := p.e.blocks(at.Addr()); why != "" {
-			return errors.New(why)
-		}
-		if policy.Private(at.Addr()) && !s.policy.Load().Names(at.Addr()) {
-			return errors.New("private range")
-		}
-		cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
-		return cmp.Or(cerr, err)
-	}}
-	c, err := d.DialContext(ctx, "tcp4", to.String())
-	// Each port has a closed connection to this destination, for a minute. The kernel lets a
-	// new one follow it if the port is bound, and both ends have timestamps.
-	for try := 0; errors.Is(err, unix.EADDRNOTAVAIL) && try < reuseTries; try++ {
-		d.LocalAddr = &net.TCPAddr{Port: firstPort + rand.IntN(lastPort-firstPort+1)}
-		c, err = d.DialContext(ctx, "tcp4", to.String())
-	}
-	if err != nil {
-		return nil, err
-	}
-	return c.(*net.TCPConn), nil
-}
-
-// The ports that the kernel gives to connections by default (ip(7)), and how many of them
-// are tried.
-const (
-	firstPort, lastPort = 32768, 60999
-	reuseTries          = 16
-)

@@ -21,11 +21,15 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/heads"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -314,6 +318,257 @@ func (w *world) noneProxied(e *Engine) {
 		}
 		if time.Now().After(end) {
 			w.t.Fatalf("%d connections are left", n)
+		}
+	}
+}
+
+// silent is an address that answers nothing.
+const silent = "203.0.113.82"
+
+// dials makes a connection of a guest for which the proxy dials in vain, and waits until it
+// does.
+func (w *world) dials(e *Engine, i int, id string) net.Conn {
+	w.t.Helper()
+	s := e.lookup(addr(i))
+	s.lease("allowed.test", []netip.Addr{netip.MustParseAddr(silent)}, time.Hour)
+	c, err := w.connect(w.guests[id], "tcp", silent+":9999", patient)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in reads
+	for end := time.Now().Add(patient); w.tracks(silent) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			w.t.Fatal("no SYN was sent")
+		}
+	}
+	return c
+}
+
+// tracks is how many connections of the host to an address conntrack knows.
+func (w *world) tracks(to string) (n int) {
+	w.t.Helper()
+	table, err := openFlowTable()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer table.close() //nolint:errcheck // nothing is written
+	at := netip.MustParseAddr(to)
+	err = table.eachOf(netip.MustParseAddr("198.51.100.1"), func() { n = 0 }, func(t tracked) {
+		if t.Dst == at {
+			n++
+		}
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return n
+}
+
+// TestProxyEndsDials: what a sandbox dials ends with its connection, with the sandbox and
+// with the daemon, and leaves nothing in the table of conntrack.
+func TestProxyEndsDials(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	w.in(w.outside, func() { w.run("ip", "route", "add", "blackhole", silent+"/32") })
+	e := w.open()
+	first, second := w.named(e, 0, rules(t, "rules", byName...)), w.named(e, 1, rules(t, "rules", byName...))
+	s := e.lookup(addr(0))
+	c := w.dials(e, 0, first)
+	begun := time.Now()
+	if err := e.Unregister(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("%v, want a reset", err)
+	}
+	for {
+		e.proxy.mu.Lock()
+		n := e.proxy.outs[s]
+		e.proxy.mu.Unlock()
+		if n == 0 {
+			break
+		}
+		if time.Sleep(time.Millisecond); time.Since(begun) > dialLimit/2 {
+			t.Fatalf("%d sockets are left of a sandbox that has gone", n)
+		}
+	}
+	e.proxy.forget()
+	e.proxy.forget()
+	if n := w.tracks(silent); n != 0 {
+		t.Errorf("conntrack keeps %d connections that were never made", n)
+	}
+	w.dials(e, 1, second)
+	begun = time.Now()
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	if d := time.Since(begun); d > dialLimit/2 {
+		t.Errorf("Close took %v", d)
+	}
+	if n := w.tracks(silent); n != 0 {
+		t.Errorf("after Close, conntrack keeps %d connections that were never made", n)
+	}
+}
+
+// TestProxyEndsIdle: the end of a sandbox resets a connection that has no socket to a
+// server, and until then none is opened that it would miss.
+func TestProxyEndsIdle(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	e := w.open()
+	e.proxy.where = func(raw syscall.RawConn) (netip.AddrPort, error) {
+		dst, err := originalDst(raw)
+		if dst.Port() == 9999 { // as Unregister does it before it ends the connections
+			e.mu.Lock()
+			delete(e.byAddr, addr(0))
+			e.mu.Unlock()
+		}
+		return dst, err
+	}
+	id := w.named(e, 0, rules(t, "rules", byName...))
+	c, err := w.connect(w.guests[id], "tcp", site+":80", patient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in reads
+	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: other.test\r\n\r\n")
+	a, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil || a.StatusCode != http.StatusForbidden {
+		t.Fatal(a, err)
+	}
+	p, x := e.proxy, w.onlyProxied(e)
+	to := netip.AddrPortFrom(x.flow.Dst, x.flow.Port)
+	open := heads.Open{Flow: x.number, Kind: heads.HTTP, Name: "allowed.test"}
+	if err := p.mayDial(x, to, to.String()); err != nil {
+		t.Error(err)
+	}
+	if got, err := w.raw(id, site+":9999", "wor\n"); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("a connection of a sandbox that has gone meanwhile: %q, %v", got, err)
+	}
+	if err := p.mayDial(x, to, to.String()); !errors.Is(err, errGone) {
+		t.Errorf("dials for a sandbox that has gone: %v", err)
+	}
+	p.mu.Lock()
+	err = p.add(x, open, &outward{})
+	p.mu.Unlock()
+	if !errors.Is(err, errGone) {
+		t.Errorf("a socket for a sandbox that has gone: %v", err)
+	}
+	if err := e.Unregister(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	p.mu.Lock()
+	left := len(p.flows) + len(p.of)
+	p.mu.Unlock()
+	if left != 0 {
+		t.Errorf("%d connections are left", left)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("%v, want a reset", err)
+	}
+	if !errors.Is(x.ctx.Err(), context.Canceled) {
+		t.Error("its dials go on")
+	}
+}
+
+func (w *world) onlyProxied(e *Engine) *proxied {
+	w.t.Helper()
+	e.proxy.mu.Lock()
+	defer e.proxy.mu.Unlock()
+	for _, x := range e.proxy.flows {
+		if len(e.proxy.flows) == 1 {
+			return x
+		}
+	}
+	w.t.Fatalf("%d connections, want one", len(e.proxy.flows))
+	return nil
+}
+
+// TestProxyChildLies: a child that says that a connection is closed has it no longer,
+// whatever it keeps.
+func TestProxyChildLies(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	e := w.open()
+	id := w.named(e, 0, rules(t, "rules", byName...))
+	c, err := w.connect(w.guests[id], "tcp", site+":9999", patient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in reads
+	if err := said(c); err != nil {
+		t.Fatal(err)
+	}
+	x := w.onlyProxied(e)
+	// The policy changes between the answer to a name and its being written down.
+	pol := x.s.policy.Load()
+	none, err := policy.Compile(policy.Host{}, rules(t, "rules", "203.0.113.1:443"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := heads.Open{Flow: x.number, Kind: heads.Check, Name: "allowed.test"}
+	x.s.policy.Store(none)
+	if allow, _ := e.proxy.checked(x, check, policy.Reason{}); allow {
+		t.Error("a name that the policy of the moment denies was taken")
+	}
+	x.s.policy.Store(pol)
+	if allow, why := e.proxy.checked(x, check, policy.Reason{}); !allow {
+		t.Error(why)
+	}
+	m := child.Message{Kind: heads.KindClosed, Body: heads.Closed{Flow: x.number}.Append(nil)}
+	e.proxy.handle(x.line, m) // it has closed nothing
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("%v, want the end", err)
+	}
+	if allow, _ := e.proxy.checked(x, check, policy.Reason{}); allow {
+		t.Error("a name of a connection that has ended was taken")
+	}
+}
+
+// TestProxyFinish: what was written before arrives, nothing that is written after, and a
+// reset that the child asked for stays one.
+func TestProxyFinish(t *testing.T) {
+	for _, cut := range []bool{false, true} {
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		peer, err := net.Dial("tcp4", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer peer.Close()
+		peer.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in the read
+		kept, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer kept.Close()
+		raw, err := kept.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := child.CopyOf(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := error(nil)
+		if cut {
+			want = unix.ECONNRESET
+			kept.(*net.TCPConn).SetLinger(0) //nolint:errcheck // shows in the read
+		}
+		fmt.Fprint(kept, "last words")
+		finish(fd)
+		if _, err := kept.Write([]byte("more")); err == nil {
+			t.Errorf("a write after the end: %v", err)
+		}
+		got, err := io.ReadAll(peer)
+		if !errors.Is(err, want) || !cut && string(got) != "last words" {
+			t.Errorf("cut %v: %q, %v", cut, got, err)
 		}
 	}
 }

@@ -37,9 +37,12 @@ const (
 // MaxBody is the longest message that a child sends.
 const MaxBody = 512
 
-// Limits of a head.
+// Limits of a head, of requests and of responses. The memory of the child is sized by them:
+// net/http needs 250 KiB for a head of maxHead whose lines are as short as they may be, and
+// as much for each copy. So none with more than maxLines is copied.
 const (
 	maxHead   = 16 << 10
+	maxLines  = 128
 	headLimit = 5 * time.Second
 )
 

@@ -493,7 +493,12 @@ func TestHTTP(t *testing.T) {
 			[]string{"200 OK", "host=Allowed.TEST.:80"},
 			[]string{"3 allowed.test"},
 		},
-		"denied":     {"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n", []string{"403 Forbidden", denied + `other.test"}`}, []string{"3 other.test"}},
+		"denied": {"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n", []string{"403 Forbidden", denied + `other.test"}`}, []string{"3 other.test"}},
+		"too many headers": {
+			"GET / HTTP/1.1\r\nHost: allowed.test\r\n" + strings.Repeat("a:\r\n", maxLines+1) + "\r\n",
+			[]string{"431 Request Header Fields Too Large", "128 headers at most"},
+			nil,
+		},
 		"no Host":    {"GET / HTTP/1.0\r\n\r\n", []string{"403 Forbidden", denied + `"}`}, []string{"3 "}},
 		"an address": {"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", []string{"403 Forbidden", denied + `"}`}, []string{"3 "}},
 		"two Hosts":  {"GET / HTTP/1.1\r\nHost: allowed.test\r\nHost: other.test\r\n\r\n", []string{"400 Bad Request"}, nil},
@@ -606,6 +611,27 @@ func TestHTTP(t *testing.T) {
 			}
 			d.names()
 		})
+	}
+}
+
+// TestLargeResponse: a head of a response that would need much memory is not passed on.
+func TestLargeResponse(t *testing.T) {
+	for what, head := range map[string]string{
+		"long": "X: " + strings.Repeat("x", maxHead) + "\r\n", "many lines": strings.Repeat("a:\r\n", maxLines+1),
+	} {
+		d := newDesk(t, serve(t, func(c net.Conn) {
+			http.ReadRequest(bufio.NewReader(c)) //nolint:errcheck // the answer says
+			io.WriteString(c, "HTTP/1.1 200 OK\r\n"+head+"\r\n")
+			c.Close()
+		}), "allowed.test")
+		g := d.connect()
+		io.WriteString(g, "GET / HTTP/1.1\r\nHost: allowed.test\r\n\r\n") //nolint:errcheck // the answer says
+		a, err := http.ReadResponse(bufio.NewReader(g), nil)
+		if err != nil || a.StatusCode != http.StatusBadGateway {
+			t.Errorf("%s: %v, %v", what, a, err)
+		}
+		g.Close()
+		<-d.ended
 	}
 }
 

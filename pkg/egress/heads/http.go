@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net"
@@ -33,7 +34,7 @@ const reserve = 4096
 func newWebServer(s *server) *webServer {
 	w := &webServer{conns: make(chan net.Conn)}
 	w.proxy = &httputil.ReverseProxy{
-		Rewrite: rewrite, Transport: perFlow{}, FlushInterval: -1, BufferPool: relay.Buffers{},
+		Rewrite: rewrite, ModifyResponse: few, Transport: perFlow{}, FlushInterval: -1, BufferPool: relay.Buffers{},
 		ErrorHandler: failed, ErrorLog: log.New(io.Discard, "", 0),
 	}
 	h := &http.Server{
@@ -56,7 +57,7 @@ func (w *webServer) take(f *flow, b []byte) {
 	c := &webConn{Conn: f.guest, f: f, b: b}
 	c.transport = &http.Transport{
 		DialContext: c.dial, DisableCompression: true, MaxIdleConns: 2, MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute,
-		ExpectContinueTimeout: time.Second, MaxResponseHeaderBytes: 256 << 10,
+		ExpectContinueTimeout: time.Second, MaxResponseHeaderBytes: maxHead,
 	}
 	w.conns <- c
 }
@@ -140,6 +141,11 @@ func (w *webServer) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			"sandboxd does not send on this target of a request: write a path, or http:// with the host in ASCII.")
 		return
 	}
+	if lines(r.Header) > maxLines {
+		say(rw, http.StatusRequestHeaderFieldsTooLarge, "SANDBOX::HEADERS_TOO_LARGE",
+			fmt.Sprintf("sandboxd passes on a request with %d headers at most.", maxLines))
+		return
+	}
 	w.proxy.ServeHTTP(rw, r)
 }
 
@@ -159,6 +165,21 @@ func plainTarget(r *http.Request) bool {
 	default:
 		return strings.HasPrefix(r.RequestURI, "/") || r.RequestURI == "*" && r.Method == http.MethodOptions
 	}
+}
+
+// few refuses a response with too many headers.
+func few(r *http.Response) error {
+	if lines(r.Header) > maxLines {
+		return fmt.Errorf("it sent more than %d headers", maxLines)
+	}
+	return nil
+}
+
+func lines(h http.Header) (n int) {
+	for _, values := range h {
+		n += len(values)
+	}
+	return n
 }
 
 // rewrite makes the request that is sent on. It says what the guest has said, but for what
