@@ -83,7 +83,8 @@ func (s *policyShelf) DeletePolicy(ctx context.Context, name string) error {
 		}
 		if len(used) > 0 {
 			return refusal{errs.Wire(errs.New(errs.WrongState, "policy %s is in use by %s; delete these sandboxes first, also if they "+
-				"have ended, or start them and give them a policy of their own (`sandboxctl egress set`)", name, clipped(used)), "POLICY::IN_USE")}
+				"have ended, or start them and give them a policy of their own (`sandboxctl egress set`)", name, clipped(used)),
+				"POLICY::IN_USE")}
 		}
 		return policies.Delete([]byte(name))
 	}, func() {
