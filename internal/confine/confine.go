@@ -55,6 +55,9 @@ type Child struct {
 	// still makes none: it has those that it is given. Memory, if not zero, bounds its data.
 	Serves bool
 	Memory int64
+	// Outlives makes a child that serves one that outlives this process, and ctx. It gets
+	// no signal when it writes to somebody who is gone, its standard error included.
+	Outlives bool
 }
 
 // FirstFile is the descriptor of Files[0] in the child.
@@ -97,7 +100,7 @@ type Process struct {
 // than with the default of 64 KiB.
 const pipeSize = 1 << 20
 
-// Start starts a child, which ends with ctx, and with this process.
+// Start starts a child, which ends with ctx, and with this process, unless it Outlives them.
 func Start(ctx context.Context, c Child) (*Process, error) {
 	root, err := cloneRoot(c.Root)
 	if err != nil {
@@ -122,6 +125,9 @@ func Start(ctx context.Context, c Child) (*Process, error) {
 	l := limits{files: len(c.Files), cpu: cmp.Or(c.Time, time.Hour), data: cmp.Or(c.Memory, maxData), serves: c.Serves}
 	same := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: ids}}
 	p := &Process{In: inW, Out: outR, words: &tail{}, limits: l, done: make(chan error, 1)}
+	if c.Outlives {
+		ctx = context.WithoutCancel(ctx)
+	}
 	p.cmd = exec.CommandContext(ctx, "/proc/self/exe")
 	p.cmd.Args = append([]string{name, l.String(), c.Verb}, c.Args...)
 	p.cmd.Env = []string{}
@@ -136,6 +142,10 @@ func Start(ctx context.Context, c Child) (*Process, error) {
 		Credential:  &syscall.Credential{Uid: nobody, Gid: nobody},
 		AmbientCaps: caps,
 		Pdeathsig:   unix.SIGKILL,
+	}
+	if c.Outlives {
+		p.cmd.SysProcAttr.Pdeathsig = 0
+		p.cmd.SysProcAttr.Setsid = true // Ctrl-C at a daemon in a terminal must not reach it
 	}
 	started := make(chan error, 1)
 	go p.run(started)
@@ -195,6 +205,9 @@ func (p *Process) Wait() error {
 	}
 	return fmt.Errorf("%w: %.1000q", err, said)
 }
+
+// Pid is the child's id.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Kill ends the child; Wait returns soon after.
 func (p *Process) Kill() { _ = p.cmd.Process.Kill() }

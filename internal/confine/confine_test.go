@@ -147,6 +147,7 @@ func escape([]string) error {
 		"setns":        {unix.ENOSYS, [7]uintptr{unix.SYS_SETNS}},
 		"fork":         {unix.EPERM, [7]uintptr{unix.SYS_CLONE, uintptr(unix.SIGCHLD)}},
 		"namespaces":   {unix.EPERM, [7]uintptr{unix.SYS_CLONE, unix.CLONE_NEWUSER | unix.CLONE_THREAD}},
+		"own files":    {unix.EPERM, [7]uintptr{unix.SYS_CLONE, unix.CLONE_VM | unix.CLONE_SIGHAND | unix.CLONE_THREAD}},
 		"clone3":       {unix.ENOSYS, [7]uintptr{unix.SYS_CLONE3}},
 		"io_uring":     {unix.ENOSYS, [7]uintptr{unix.SYS_IO_URING_SETUP, 1}},
 		"execve":       {unix.ENOSYS, [7]uintptr{unix.SYS_EXECVE}},

@@ -61,6 +61,9 @@ var beginning = []uint32{unix.SYS_EXECVEAT, unix.SYS_SECCOMP}
 const newNamespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
 	unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
 
+// thread are the flags of clone(2) that make a thread of this process, with its descriptors.
+const thread = unix.CLONE_THREAD | unix.CLONE_FILES
+
 // arches are the kernel's names for the machines that sandboxd is made for
 // (linux/audit.h). On both, the flags of clone are its first argument.
 var arches = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}
@@ -109,12 +112,13 @@ func filter(arch uint32, serves bool) []unix.SockFilter {
 		unless(unix.BPF_JSET, unix.PROT_EXEC, 1),
 		ret(denied),
 		ret(unix.SECCOMP_RET_ALLOW),
-		// Threads, but no processes and no namespaces. clone3 has its flags in memory, where
-		// no filter can read them.
+		// Threads, but no processes and no namespaces, and no thread with descriptors of its
+		// own, which /proc/<pid>/fd would not show. clone3 has its flags in memory, where no
+		// filter can read them.
 		unless(unix.BPF_JEQ, unix.SYS_CLONE, 5),
 		load(atArg0),
-		unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: newNamespaces | unix.CLONE_THREAD},
-		unless(unix.BPF_JEQ, unix.CLONE_THREAD, 1),
+		unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: newNamespaces | thread},
+		unless(unix.BPF_JEQ, thread, 1),
 		ret(unix.SECCOMP_RET_ALLOW),
 		ret(denied),
 		ret(refused),

@@ -71,6 +71,7 @@ func TestFilter(t *testing.T) {
 		for _, c := range []struct{ number, arg0, arg2, want uint32 }{
 			{unix.SYS_CLONE, threads, 0, unix.SECCOMP_RET_ALLOW},
 			{unix.SYS_CLONE, uint32(unix.SIGCHLD), 0, denied},
+			{unix.SYS_CLONE, threads &^ unix.CLONE_FILES, 0, denied},
 			{unix.SYS_CLONE, threads | unix.CLONE_NEWUSER, 0, denied},
 			{unix.SYS_CLONE, threads | unix.CLONE_NEWCGROUP, 0, denied},
 			{unix.SYS_MMAP, 0, unix.PROT_READ | unix.PROT_WRITE, unix.SECCOMP_RET_ALLOW},
