@@ -3,10 +3,12 @@ package child
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"sync"
 	"time"
 
@@ -28,6 +30,18 @@ type Config struct {
 	// Begin, if not nil, is called with each child before any of its messages is handled,
 	// and End when it is gone, before the next one begins.
 	Begin, End func(c *Conn)
+	// Outlive, if not nil, makes children that outlive the daemon; their verb calls ServeOn.
+	Outlive *Outlive
+}
+
+// Outlive says how a child outlives the daemon.
+type Outlive struct {
+	Dir string // of the sockets, which only root may enter
+	// Begin is called with each child as soon as it runs, instead of that of the Config. An
+	// error ends the child.
+	Begin func(c *Conn, h Home) error
+	// Leave decides when the Supervisor is closed: true lets the child live.
+	Leave func(c *Conn) bool
 }
 
 // A Supervisor keeps a child, and starts another one when it dies.
@@ -58,24 +72,18 @@ func Start(ctx context.Context, cfg Config) (*Supervisor, error) {
 	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Supervisor{cfg: cfg, stop: stop, change: make(chan struct{})}
-	p, c, err := s.start(run)
+	n, err := s.start(run)
 	if err != nil {
 		stop()
 		return nil, err
 	}
-	s.done.Go(func() { s.keep(run, p, c) })
+	s.done.Go(func() { s.keep(run, n) })
 	return s, nil
 }
 
-// Close ends the child, and waits for its end.
+// Close ends the child, and waits for its end, unless it is left: see Outlive.
 func (s *Supervisor) Close() error {
 	s.stop()
-	s.mu.Lock()
-	c := s.conn
-	s.mu.Unlock()
-	if c != nil {
-		c.Close()
-	}
 	s.done.Wait()
 	return nil
 }
@@ -105,33 +113,66 @@ func (s *Supervisor) set(c *Conn, fault error) {
 	s.change = make(chan struct{})
 }
 
+// A newborn is a child that runs.
+type newborn struct {
+	p    *confine.Process
+	c    *Conn
+	home Home
+}
+
+// end ends the child, and returns how it ended.
+func (n newborn) end() error {
+	n.c.Close()
+	n.p.Kill()
+	return n.p.Wait()
+}
+
 // start starts a child and waits until it says so.
-func (s *Supervisor) start(ctx context.Context) (*confine.Process, *Conn, error) {
+func (s *Supervisor) start(ctx context.Context) (n newborn, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("start the child %s: %w", s.cfg.Verb, err)
+		}
+	}()
 	ours, theirs, err := Pair()
 	if err != nil {
-		return nil, nil, fmt.Errorf("start the child %s: %w", s.cfg.Verb, err)
+		return n, err
 	}
 	defer theirs.Close()
-	p, err := confine.Start(ctx, confine.Child{
-		Verb: s.cfg.Verb, Args: s.cfg.Args, Files: append([]*os.File{theirs}, s.cfg.Files...), Serves: true, Memory: s.cfg.Memory,
+	files := []*os.File{theirs}
+	if o := s.cfg.Outlive; o != nil {
+		n.home.Name = rand.Text()
+		l, err := listen(o.Dir, n.home.Name)
+		if err != nil {
+			return n, errors.Join(err, ours.Close())
+		}
+		defer l.Close()
+		files = append(files, l)
+	}
+	n.p, err = confine.Start(ctx, confine.Child{
+		Verb: s.cfg.Verb, Args: s.cfg.Args, Files: append(files, s.cfg.Files...), Serves: true, Memory: s.cfg.Memory,
+		Outlives: s.cfg.Outlive != nil,
 	})
 	if err != nil {
-		return nil, nil, errors.Join(err, ours.Close())
+		return n, errors.Join(err, ours.Close())
 	}
-	p.Close() // it reads and writes nothing there
+	n.p.Close() // it reads and writes nothing there
 	theirs.Close()
-	c, err := NewConn(ours, s.cfg.Max, false)
-	if err == nil {
-		err = greeted(c, p)
+	if n.c, err = NewConn(ours, s.cfg.Max, false); err == nil {
+		err = greeted(n.c, n.p)
+	}
+	if err == nil && s.cfg.Outlive != nil {
+		n.home.Pid = n.p.Pid()
+		n.home.Started, err = started(n.home.Pid)
 	}
 	if err != nil {
-		if c != nil {
-			c.Close()
+		if n.c != nil {
+			n.c.Close()
 		}
-		p.Kill()
-		return nil, nil, fmt.Errorf("start the child %s: %w", s.cfg.Verb, cmp.Or(p.Wait(), err))
+		n.p.Kill()
+		return n, cmp.Or(n.p.Wait(), err)
 	}
-	return p, c, nil
+	return n, nil
 }
 
 // greeted waits for the first message of a child.
@@ -146,11 +187,11 @@ func greeted(c *Conn, p *confine.Process) error {
 }
 
 // keep serves the child until ctx ends, and starts the next one whenever it dies.
-func (s *Supervisor) keep(ctx context.Context, p *confine.Process, c *Conn) {
+func (s *Supervisor) keep(ctx context.Context, n newborn) {
 	pause := time.Duration(0)
 	for {
 		begun := time.Now()
-		err := s.serve(p, c)
+		err := s.serve(ctx, n)
 		if ctx.Err() != nil {
 			return
 		}
@@ -159,11 +200,9 @@ func (s *Supervisor) keep(ctx context.Context, p *confine.Process, c *Conn) {
 			pause = 0
 		}
 		for {
-			if p, c, err = s.again(ctx, pause); ctx.Err() != nil {
+			if n, err = s.again(ctx, pause); ctx.Err() != nil {
 				if err == nil {
-					c.Close()
-					p.Kill()
-					p.Wait() //nolint:errcheck // it was killed
+					n.end() //nolint:errcheck // it was killed
 				}
 				return
 			}
@@ -178,38 +217,51 @@ func (s *Supervisor) keep(ctx context.Context, p *confine.Process, c *Conn) {
 	}
 }
 
-func (s *Supervisor) again(ctx context.Context, pause time.Duration) (*confine.Process, *Conn, error) {
+func (s *Supervisor) again(ctx context.Context, pause time.Duration) (newborn, error) {
 	wait := time.NewTimer(pause)
 	defer wait.Stop()
 	select {
 	case <-wait.C:
 	case <-ctx.Done():
-		return nil, nil, ctx.Err()
+		return newborn{}, ctx.Err()
 	}
 	return s.start(ctx)
 }
 
-// serve serves one child to its end, and returns why it ended.
-func (s *Supervisor) serve(p *confine.Process, c *Conn) error {
-	if s.cfg.Begin != nil {
-		s.cfg.Begin(c)
+// serve serves one child to its end, and returns why it ended. When ctx ends, the child may
+// be left.
+func (s *Supervisor) serve(ctx context.Context, n newborn) (err error) {
+	defer context.AfterFunc(ctx, func() { n.c.Close() })()
+	o := s.cfg.Outlive
+	if o != nil {
+		err = o.Begin(n.c, n.home)
+	} else if s.cfg.Begin != nil {
+		s.cfg.Begin(n.c)
 	}
-	s.set(c, nil)
-	err := c.Run(func(m Message) {
-		if m.File != nil {
-			m.File.Close()
-		}
-		if s.cfg.Handle != nil {
-			s.cfg.Handle(c, m)
-		}
-	})
-	p.Kill() // it is dead, or has sent what it must not
-	if died := p.Wait(); err == nil {
+	if err == nil {
+		s.set(n.c, nil)
+		err = n.c.Run(func(m Message) {
+			if m.File != nil {
+				m.File.Close()
+			}
+			if s.cfg.Handle != nil {
+				s.cfg.Handle(n.c, m)
+			}
+		})
+	}
+	if o != nil && ctx.Err() != nil && err == nil && o.Leave(n.c) {
+		return nil
+	}
+	died := n.end() // it is dead, or has sent what it must not
+	if err == nil {
 		err = died
+	}
+	if o != nil {
+		os.Remove(SocketPath(o.Dir, n.home.Name))
 	}
 	s.set(nil, err)
 	if s.cfg.End != nil {
-		s.cfg.End(c)
+		s.cfg.End(n.c)
 	}
 	return err
 }
@@ -218,20 +270,9 @@ func (s *Supervisor) serve(p *confine.Process, c *Conn) error {
 // its files. Handle is called as Run does it; Files of the Config follow at the descriptors
 // behind. Serve returns when the daemon is gone.
 func Serve(max int, begin func(c *Conn, files []*os.File) (handle func(Message), err error)) error {
-	if err := unix.SetNonblock(confine.FirstFile, true); err != nil {
-		return fmt.Errorf("open the line to the daemon: %w", err)
-	}
-	c, err := NewConn(os.NewFile(confine.FirstFile, "line to the daemon"), max, true)
+	c, files, err := given(max)
 	if err != nil {
-		return fmt.Errorf("open the line to the daemon: %w", err)
-	}
-	var files []*os.File
-	for fd := confine.FirstFile + 1; ; fd++ {
-		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
-		if err != nil || flags&unix.FD_CLOEXEC != 0 { // the runtime's own
-			break
-		}
-		files = append(files, os.NewFile(uintptr(fd), "given"))
+		return err
 	}
 	handle, err := begin(c, files)
 	if err != nil {
@@ -241,4 +282,79 @@ func Serve(max int, begin func(c *Conn, files []*os.File) (handle func(Message),
 		return err
 	}
 	return c.Run(handle)
+}
+
+// ServeOn is Serve for a child that outlives the daemon. Begin is called with the line to
+// each daemon. When a line has ended, alone is called. ServeOn returns when leave, which that
+// is given, is called before the next daemon takes the line; later leave does nothing.
+func ServeOn(max int, begin func(c *Conn) (handle func(Message)), alone func(leave func())) error {
+	// What it writes to a daemon that is gone, to standard error too, is only lost.
+	signal.Ignore(unix.SIGPIPE)
+	unix.SetNonblock(confine.FirstFile+1, true) //nolint:errcheck // shows in what follows
+	c, files, err := given(max)
+	if err != nil {
+		return err
+	}
+	if len(files) != 1 {
+		return fmt.Errorf("it was given %d files, and needs the socket for the next line", len(files))
+	}
+	for {
+		handle := begin(c)
+		if c.Tell(hello, nil, nil) == nil { // or that daemon is gone already
+			err = c.Run(handle)
+		}
+		c.Close()
+		if err != nil {
+			return err
+		}
+		if c, err = next(files[0], max, alone); c == nil {
+			return err
+		}
+	}
+}
+
+// next waits for the next line; nil: leave was called.
+func next(l *os.File, max int, alone func(leave func())) (*Conn, error) {
+	raw, err := l.SyscallConn()
+	if err == nil {
+		err = l.SetReadDeadline(time.Time{})
+	}
+	if err != nil {
+		return nil, err
+	}
+	alone(func() { l.SetReadDeadline(time.Unix(1, 0)) }) //nolint:errcheck // it cannot fail where that succeeded
+	fd := -1
+	werr := raw.Read(func(s uintptr) bool {
+		for {
+			fd, _, err = unix.Accept4(int(s), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+			if err != unix.EINTR && err != unix.ECONNABORTED { //nolint:errorlint // the kernel's own
+				return err != unix.EAGAIN //nolint:errorlint // likewise
+			}
+		}
+	})
+	if errors.Is(werr, os.ErrDeadlineExceeded) {
+		return nil, nil
+	}
+	if err := cmp.Or(werr, err); err != nil {
+		return nil, fmt.Errorf("take the line of the next daemon: %w", err)
+	}
+	return NewConn(os.NewFile(uintptr(fd), "line to the daemon"), max, true)
+}
+
+// given are the line and the files that this child was started with.
+func given(max int) (c *Conn, files []*os.File, err error) {
+	if err := unix.SetNonblock(confine.FirstFile, true); err != nil {
+		return nil, nil, fmt.Errorf("open the line to the daemon: %w", err)
+	}
+	c, err = NewConn(os.NewFile(confine.FirstFile, "line to the daemon"), max, true)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open the line to the daemon: %w", err)
+	}
+	for fd := confine.FirstFile + 1; ; fd++ {
+		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		if err != nil || flags&unix.FD_CLOEXEC != 0 { // the runtime's own
+			return c, files, nil
+		}
+		files = append(files, os.NewFile(uintptr(fd), "given"))
+	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	confine.Main(map[string]confine.Verb{"odd": odd})
+	confine.Main(map[string]confine.Verb{"odd": odd, "stays": stays})
 	os.Exit(m.Run())
 }
 

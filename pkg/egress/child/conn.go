@@ -130,6 +130,17 @@ func (c *Conn) Call(ctx context.Context, kind uint8, body []byte, file syscall.C
 // Done is closed when the line is dead.
 func (c *Conn) Done() <-chan struct{} { return c.closed }
 
+// isClosed reports whether this side has closed the line. The error of a call says so only in
+// words.
+func (c *Conn) isClosed() bool {
+	select {
+	case <-c.closed:
+		return true
+	default:
+		return false
+	}
+}
+
 // Close ends the line: Run returns. It may be called twice.
 func (c *Conn) Close() error {
 	c.mu.Lock()
@@ -153,7 +164,7 @@ func (c *Conn) Run(handle func(Message)) error {
 		m, err := c.receive(buf)
 		switch {
 		case err == nil:
-		case errors.Is(err, ErrGone), errors.Is(err, os.ErrClosed), errors.Is(err, unix.ECONNRESET):
+		case errors.Is(err, ErrGone), errors.Is(err, unix.ECONNRESET), c.isClosed():
 			return nil
 		default:
 			return err
@@ -271,7 +282,7 @@ func (c *Conn) sendmsg(msg, oob []byte) error {
 		}
 	})
 	switch {
-	case errors.Is(werr, os.ErrClosed), errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
+	case werr != nil && c.isClosed(), errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
 		return ErrGone
 	case werr != nil:
 		return werr

@@ -22,28 +22,53 @@ const (
 	lookEvery = 10 * time.Second
 )
 
-// Serve is the verb: it runs until the daemon is gone.
+// Serve is the verb: it runs until no daemon has its line, and no flow is left.
 func Serve([]string) error {
-	return child.Serve(4<<10, func(c *child.Conn, _ []*os.File) (func(child.Message), error) {
-		s := newServer(c)
-		go s.look()
-		return s.handle, nil
-	})
+	s := newServer()
+	go s.look()
+	return child.ServeOn(4<<10, s.begin, s.alone)
 }
 
 // A server serves the flows of all sandboxes.
 type server struct {
-	c    *child.Conn
+	c    atomic.Pointer[child.Conn] // to the daemon, or to the last one
 	http *webServer
 
 	mu    sync.Mutex
 	flows map[*flow]bool
+	leave func() // nil: a daemon has the line
 }
 
-func newServer(c *child.Conn) *server {
-	s := &server{c: c, flows: map[*flow]bool{}}
+func newServer() *server {
+	s := &server{flows: map[*flow]bool{}}
 	s.http = newWebServer(s)
 	return s
+}
+
+// begin takes the line to a daemon.
+func (s *server) begin(c *child.Conn) func(child.Message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leave = nil
+	s.c.Store(c)
+	return s.handle
+}
+
+// alone is called when no daemon has the line: leave is to be called when no flow is left.
+func (s *server) alone(leave func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leave = leave
+	s.unused()
+}
+
+// unused ends a server that serves nobody.
+//
+// Preconditions: s.mu is held.
+func (s *server) unused() {
+	if s.leave != nil && len(s.flows) == 0 {
+		s.leave()
+	}
 }
 
 // handle takes a message of the daemon.
@@ -70,7 +95,7 @@ func (s *server) handle(m child.Message) {
 }
 
 func (s *server) closed(number uint64, socket uint32) {
-	s.c.Tell(KindClosed, Closed{number, socket}.Append(nil), nil) //nolint:errcheck // fails if the daemon is gone
+	s.c.Load().Tell(KindClosed, Closed{number, socket}.Append(nil), nil) //nolint:errcheck // fails if the daemon is gone
 }
 
 // look ends flows that have been quiet for too long.
@@ -127,10 +152,11 @@ func (f *flow) stop() {
 // end tells the daemon that the child has closed the flow.
 func (f *flow) end() {
 	f.guest.Close()
-	f.s.mu.Lock()
-	delete(f.s.flows, f)
-	f.s.mu.Unlock()
 	f.s.closed(f.Number, 0)
+	f.s.mu.Lock()
+	defer f.s.mu.Unlock()
+	delete(f.s.flows, f)
+	f.s.unused()
 }
 
 // An upstream is a socket to the destination of a flow.
@@ -157,7 +183,10 @@ func (r *refusal) Error() string { return r.Text }
 
 // open asks the daemon for a socket.
 func (f *flow) open(ctx context.Context, kind Kind, name string) (*upstream, error) {
-	m, err := f.s.c.Call(ctx, KindOpen, Open{f.Number, kind, name}.Append(nil), nil)
+	m, err := f.s.c.Load().Call(ctx, KindOpen, Open{f.Number, kind, name}.Append(nil), nil)
+	if errors.Is(err, child.ErrGone) {
+		return nil, &refusal{Result: Failed, Text: "sandboxd does not run at the moment: open connections go on, and none opens until it runs again"}
+	}
 	if err != nil {
 		return nil, err
 	}

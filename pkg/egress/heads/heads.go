@@ -10,6 +10,9 @@
 // The daemon accepts, decides and dials. It keeps a copy of each socket, and so can cut a
 // flow that a new policy forbids. So it must hear of each that the child closes.
 //
+// The child outlives the daemon: the flows go on, and what the child asks fails until the next
+// daemon takes its line.
+//
 // TLS passes unread behind its ClientHello. Of HTTP each request is read by net/http and
 // written anew (http.go): a kept connection takes no request to a host that nobody asked for.
 //
@@ -26,6 +29,10 @@ import (
 
 // Verb is the name under which Serve is a verb of internal/confine.
 const Verb = "heads"
+
+// Version is that of the messages, and of the line. A daemon ends a child of an earlier daemon
+// that speaks another: whoever changes one of them counts it up.
+const Version = 1
 
 // Kinds of messages. All numbers are little endian.
 const (

@@ -29,6 +29,7 @@ import (
 // A desk stands for the daemon: it says who may reach the server at addr, and dials.
 type desk struct {
 	t     *testing.T
+	s     *server
 	line  *child.Conn
 	addr  string
 	allow map[string]bool // "": without a name
@@ -65,8 +66,8 @@ func newDesk(t *testing.T, addr string, allow ...string) *desk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newServer(c)
-	go c.Run(s.handle)      //nolint:errcheck // ends with the test
+	d.s = newServer()
+	go c.Run(d.s.begin(c))  //nolint:errcheck // ends with the test
 	go d.line.Run(d.handle) //nolint:errcheck // likewise
 	t.Cleanup(func() { d.line.Close() })
 	return d
