@@ -251,8 +251,13 @@ func (p *proxy) checked(x *proxied, o heads.Open, why policy.Reason) (bool, poli
 			return false, now
 		}
 	}
-	for _, out := range x.to {
+	for number, out := range x.to {
 		out.kind, out.name = o.Kind, o.Name
+		if err := p.hands[x.line].set(x, number, out); err != nil {
+			p.log.Error("cannot write down a flow by name; sandboxd ends it", "sandbox", x.s.id, "err", err)
+			p.cut(x)
+			return false, policy.Reason{}
+		}
 	}
 	return true, why
 }
@@ -275,7 +280,7 @@ func (p *proxy) connect(ctx context.Context, x *proxied, o heads.Open) (*net.TCP
 	}
 	to := netip.AddrPortFrom(x.flow.Dst, x.flow.Port)
 	c, copied, err := p.dial(ctx, x, to)
-	out := &outward{copied, tupleOfTCP{sentFrom(copied), to}, o.Kind, o.Name}
+	out := &outward{Socket: copied, tuple: tupleOfTCP{sentFrom(copied), to}, kind: o.Kind, name: o.Name}
 	if err != nil {
 		err = fmt.Errorf("the server does not answer: %w", err)
 	}
@@ -308,6 +313,9 @@ func (p *proxy) add(x *proxied, o heads.Open, out *outward) error {
 	}
 	if allow, _ := p.decide(x.s, x.flow, o); !allow && !weak.Off(weak.Proxy) {
 		return errors.New("the policy has changed")
+	}
+	if err := p.hands[x.line].put(x, x.next+1, out); err != nil {
+		return fmt.Errorf("write it down: %w", err)
 	}
 	x.next++
 	x.to[x.next] = out

@@ -83,7 +83,12 @@ type Config struct {
 	// FlowLogs is the directory of the flow logs of sandboxes; "": they are in memory
 	// only.
 	FlowLogs string
-	Logger   *slog.Logger // nil: discard
+	// FlowDir is a directory on tmpfs that only root may enter, with what the next Engine needs
+	// to take over the flows by name. If it is "", they end with this one.
+	FlowDir string
+	// Outliving, if not nil, is where processes are that outlive the daemon.
+	Outliving Outliving
+	Logger    *slog.Logger // nil: discard
 	// OnDeny, if not nil, is called with denied flows, one call at a time and outside
 	// the packet path. A sandbox causes at most 100 calls a second; under load some may
 	// be lost.
@@ -254,7 +259,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 }
 
 // Close stops deciding. Chains and sets stay: established flows go on and no new flow
-// opens. It may be called twice.
+// opens. Flows by name go on in the child that has them. It may be called twice.
 func (e *Engine) Close() error {
 	var errs []error
 	if e.stop != nil {
@@ -313,8 +318,11 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	if err != nil {
 		return err
 	}
+	if s := e.lookup(addr); s != nil && e.proxy.claim(s) && changed == nil {
+		e.proxy.closeForbidden(s, true)
+	}
 	if changed != nil {
-		e.proxy.closeForbidden(changed)
+		e.proxy.closeForbidden(changed, adopted)
 		if err := e.closeForbidden(changed, adopted); err != nil {
 			return fmt.Errorf("close the open flows of sandbox %s that its new policy denies: %w", id, err)
 		}
@@ -395,12 +403,17 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 	if s != nil {
 		e.proxy.closeAll(s) // now that the proxy does not find it any more
 	}
+	e.proxy.closeAside(id)
 	if len(addrs) > 0 {
 		e.FlowLog.End(id) // its link goes next, and its counters with it
 	}
 	e.flows.forget(id, addrs)
 	return nil
 }
+
+// Recovered says that every sandbox that lives is registered: what is left of flows by name
+// from the time of an earlier daemon is nobody's, and ends. It may be called again.
+func (e *Engine) Recovered() { e.proxy.closeUnclaimed() }
 
 // Gone waits until all conntrack entries of id are deleted, or ctx ends. Until then its
 // address must not be reused: the next owner would get the replies.

@@ -44,7 +44,8 @@ const (
 // the child heads, which reads the name, asks, and passes on the bytes.
 //
 // The proxy keeps a descriptor of each socket, outside of Go's poller, by which it cuts a
-// flow that a new policy denies. A child that was taken over cannot keep it open.
+// flow that a new policy denies. A child that was taken over cannot keep it open. The child
+// and its flows outlive the daemon: see outlive.go.
 type proxy struct {
 	e        *Engine
 	log      *slog.Logger
@@ -61,6 +62,10 @@ type proxy struct {
 	outs  map[*sandbox]int // sockets to destinations, those that dial included
 	gone  []tupleOfTCP     // closed since the last run of forget
 	older []tupleOfTCP     // closed before that
+
+	hands  map[*child.Conn]*hand // the children that outlive the Engine
+	aside  map[*sandbox]bool     // not registered yet, that have flows of an earlier daemon
+	closes bool                  // no flow is taken any more
 }
 
 // A keeper keeps a child running: a child.Supervisor.
@@ -80,6 +85,7 @@ type proxied struct {
 	stop   context.CancelFunc
 	line   *child.Conn // of the child that has it, or nil
 	guest  child.Socket
+	slot   int // in the file of its child
 	asks   int
 	next   uint32
 	to     map[uint32]*outward
@@ -91,10 +97,14 @@ type outward struct {
 	tuple tupleOfTCP
 	kind  heads.Kind
 	name  string
+	slot  int // like that of proxied
 }
 
 func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
-	p := &proxy{e: e, log: e.log, where: originalDst, flows: map[uint64]*proxied{}, of: map[*sandbox]int{}, outs: map[*sandbox]int{}}
+	p := &proxy{
+		e: e, log: e.log, where: originalDst, flows: map[uint64]*proxied{}, of: map[*sandbox]int{}, outs: map[*sandbox]int{},
+		hands: map[*child.Conn]*hand{}, aside: map[*sandbox]bool{},
+	}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		cerr := c.Control(func(fd uintptr) {
@@ -109,11 +119,17 @@ func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
 		return nil, fmt.Errorf("start the proxy: %w (does another daemon use this gateway?)", err)
 	}
 	p.listener = l.(*net.TCPListener)
-	p.child, err = child.Start(ctx, child.Config{
-		Verb: heads.Verb, Memory: proxyMemory, Max: heads.MaxBody, Logger: e.log, Handle: p.handle, End: p.drop,
-	})
+	c := child.Config{Verb: heads.Verb, Memory: proxyMemory, Max: heads.MaxBody, Logger: e.log, Handle: p.handle, End: p.drop}
+	if e.cfg.FlowDir != "" {
+		if err = p.adopt(ctx); err == nil {
+			c.Outlive = &child.Outlive{Dir: e.cfg.FlowDir, Begin: p.begin, Leave: p.leaves}
+		}
+	}
+	if err == nil {
+		p.child, err = child.Start(ctx, c)
+	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start the proxy: %w", err), l.Close())
+		return nil, errors.Join(fmt.Errorf("start the proxy: %w", err), p.close())
 	}
 	return p, nil
 }
@@ -144,7 +160,11 @@ func (p *proxy) close() error {
 	if p.stop != nil {
 		p.stop()
 	}
-	err := errors.Join(p.listener.Close(), p.child.Close())
+	err := p.listener.Close()
+	p.leave()
+	if p.child != nil {
+		err = errors.Join(err, p.child.Close())
+	}
 	p.done.Wait()
 	p.forget() // those that were just closed are older then
 	p.forget()
@@ -164,13 +184,13 @@ func (p *proxy) take(ctx context.Context, c *net.TCPConn) {
 	defer cancel()
 	line, err := p.child.Conn(ctx)
 	if err == nil {
-		p.mu.Lock()
-		x.line = line
-		p.mu.Unlock() // if the flow has ended meanwhile, its socket is dead
+		err = p.entrust(x, line)
+	}
+	if err == nil {
 		f := heads.Flow{
 			Number: x.number, Dst: netip.AddrPortFrom(x.flow.Dst, x.flow.Port), First: x.flow.Port != 80 && x.flow.Port != 443,
 		}
-		err = line.Tell(heads.KindServe, f.Append(nil), c)
+		err = line.Tell(heads.KindServe, f.Append(nil), c) // if the flow has ended meanwhile, its socket is dead
 	}
 	if err != nil {
 		p.log.Debug("hand a connection to the child", "sandbox", x.s.id, "err", err)
@@ -202,7 +222,7 @@ func (p *proxy) admit(ctx context.Context, c *net.TCPConn) (*proxied, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.e.lookup(s.addr) != s {
+	if p.e.lookup(s.addr) != s || p.closes {
 		return nil, errGone
 	}
 	// No sandbox gets more than half of what is left, so a few of them do not take all.
@@ -239,6 +259,7 @@ func (p *proxy) end(x *proxied, cut bool) {
 		p.endOutward(x, number)
 	}
 	finish(x.guest)
+	p.forgo(x)
 }
 
 // alive reports whether a flow goes on: it has not ended, and its sandbox is registered.
@@ -270,10 +291,11 @@ func (p *proxy) endOutward(x *proxied, number uint32) {
 		return
 	}
 	delete(x.to, number)
-	if o.kind == heads.First { // the guest never said a name
+	if o.kind == heads.First && x.s.log != nil { // the guest never said a name
 		p.e.count(x.s, x.flow, "", true)
 	}
 	finish(o.Socket)
+	p.hands[x.line].clear(o.slot)
 	p.closed(x.s, o.tuple)
 }
 
@@ -334,6 +356,8 @@ func (p *proxy) drop(line *child.Conn) {
 			p.end(x, true)
 		}
 	}
+	p.hands[line].end(p.e.cfg.FlowDir)
+	delete(p.hands, line)
 }
 
 // closeAll ends all flows of a sandbox, and what they dial.
@@ -353,13 +377,13 @@ func (p *proxy) closeAll(s *sandbox) {
 }
 
 // closeForbidden resets the flows that the policy of s denies now, and those that are about
-// to be opened are judged by it.
-func (p *proxy) closeForbidden(s *sandbox) {
+// to be opened are judged by it. For the leases of an adopted sandbox see that of Engine.
+func (p *proxy) closeForbidden(s *sandbox, adopted bool) {
 	now, pol := time.Now(), s.policy.Load()
 	p.closeIf(s, func(o *outward, f policy.Flow) bool {
 		if o.name == "" {
 			allow, _ := pol.DecideLeased(f, s.leases.of(f.Dst, now, true))
-			return !allow
+			return !allow && !(adopted && pol.SomeName(f))
 		}
 		allow, _ := pol.DecideName(f, o.name)
 		return !allow
@@ -395,7 +419,7 @@ func (p *proxy) handle(line *child.Conn, m child.Message) {
 		}
 		p.mu.Lock()
 		x := p.flows[o.Flow]
-		ok := x != nil && x.line == line && x.asks < proxyAsks
+		ok := x != nil && x.line == line && x.asks < proxyAsks && p.alive(x)
 		if ok {
 			x.asks++
 		}

@@ -2,7 +2,7 @@
 // which the next daemon knows them: it trusts no child.
 //
 //	┌ head ──────────────────────────┬ slot ───────┬ slot ───────┬ …
-//	│ magic, version, pid, started   │ an Entry    │ free        │
+//	│ magic, child, start of the host│ an Entry    │ free        │
 //	└────────────────────────────────┴─────────────┴─────────────┴ …   512 bytes each
 //
 // An Entry is one socket: the guest's, or one to the destination. It is written before the
@@ -10,10 +10,11 @@
 // (SO_COOKIE). A slot whose checksum is wrong is free: a socket without an Entry ends, so
 // what is lost here closes a flow, and opens none.
 //
-// The file is on tmpfs: like the sockets, it is gone when the host restarts.
+// Like the sockets, a file means nothing when the host has restarted: it names the start.
 package flowfile
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -74,6 +75,11 @@ func Create(path string, h Head) (*File, error) {
 	binary.LittleEndian.PutUint32(b[16:], h.Version)
 	binary.LittleEndian.PutUint64(b[20:], uint64(h.Pid))
 	binary.LittleEndian.PutUint64(b[28:], h.Started)
+	boot, err := boot()
+	if err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(path))
+	}
+	copy(b[36:], boot)
 	seal(b)
 	if _, err := f.WriteAt(b, 0); err != nil {
 		return nil, errors.Join(err, f.Close(), os.Remove(path))
@@ -94,12 +100,21 @@ func Open(path string) (_ *File, h Head, all map[int]Entry, err error) {
 	return file, h, all, nil
 }
 
+// boot is the kernel's name of this start of the host.
+func boot() ([]byte, error) { return os.ReadFile("/proc/sys/kernel/random/boot_id") }
+
 func (f *File) read() (h Head, all map[int]Entry, err error) {
+	boot, err := boot()
+	if err != nil {
+		return h, nil, err
+	}
 	b, err := io.ReadAll(io.NewSectionReader(f.f, 0, slot*most))
 	if err != nil {
 		return h, nil, err
 	}
-	h, all, err = parse(b)
+	if h, all, err = parse(b); err == nil && !bytes.HasPrefix(b[36:], boot) {
+		err = errors.New("it is from before the host's last start")
+	}
 	for n := 1; n*slot < len(b); n++ {
 		f.next = n + 1
 		if _, ok := all[n]; !ok {

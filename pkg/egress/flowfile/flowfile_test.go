@@ -113,6 +113,15 @@ func TestTornAndForeign(t *testing.T) {
 		}
 	}
 	foreign := filepath.Join(t.TempDir(), "foreign")
+	earlier := bytes.Clone(whole)
+	earlier[36] ^= 1
+	seal(earlier[:slot])
+	if err := os.WriteFile(foreign, earlier, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, _, err := Open(foreign); err == nil {
+		t.Error("a file from before the host's last start was read")
+	}
 	for _, b := range [][]byte{nil, bytes.Repeat([]byte("x"), 4*slot), append([]byte(magic), make([]byte, slot)...)} {
 		if err := os.WriteFile(foreign, b, 0o600); err != nil {
 			t.Fatal(err)

@@ -1,0 +1,341 @@
+package egress
+
+import (
+	"bufio"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/flowfile"
+	"github.com/sandboxd/sandboxd/pkg/egress/heads"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+)
+
+// lasting opens an Engine whose flows by name outlive it. All of one test have one directory.
+func (w *world) lasting(dir string) *Engine {
+	w.t.Helper()
+	return w.openWith(func(c *Config) { c.FlowDir = dir })
+}
+
+// ask makes one request on a kept connection, and returns the status and the body.
+func ask(c net.Conn, r *bufio.Reader, host string) (int, string, error) {
+	if _, err := fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\n\r\n", host); err != nil {
+		return 0, "", err
+	}
+	a, err := http.ReadResponse(r, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	body, err := io.ReadAll(a.Body)
+	return a.StatusCode, string(body), err
+}
+
+func isReset(t *testing.T, what string, c net.Conn) {
+	t.Helper()
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("%s: %v, want a reset", what, err)
+	}
+}
+
+func (w *world) children(dir string, want int) {
+	w.t.Helper()
+	var files []string
+	for end := time.Now().Add(patient); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if files, _ = filepath.Glob(dir + "/*.flows"); len(files) == want {
+			return
+		}
+	}
+	w.t.Fatalf("%d children, want %d", len(files), want)
+}
+
+// TestFlowsOutliveTheDaemon: TLS and HTTP flows go on while no daemon runs, when nothing new
+// opens, and with each later daemon, which answers what they ask and cuts what its policy
+// denies. A child ends with its last flow.
+func TestFlowsOutliveTheDaemon(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	dir := t.TempDir()
+	e := w.lasting(dir)
+	id := w.named(e, 0, rules(t, "rules", byName...))
+	second := w.named(e, 1, rules(t, "rules", byName...))
+	open := func(id string) *tls.Conn {
+		t.Helper()
+		c, err := w.tls(id, site+":443", "allowed.test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(2 * patient)) //nolint:errcheck // shows in reads
+		return c
+	}
+	first, ended, others := open(id), open(id), open(second)
+	web, err := w.connect(w.guests[id], "tcp", site+":80", patient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer web.Close()
+	web.SetDeadline(time.Now().Add(2 * patient)) //nolint:errcheck // shows in reads
+	r := bufio.NewReader(web)
+	goesOn := func(what string, c net.Conn) {
+		t.Helper()
+		if err := said(c); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	asks := func(what, host string, want int) {
+		t.Helper()
+		if code, body, err := ask(web, r, host); err != nil || code != want {
+			t.Errorf("%s: %d %s %v, want %d", what, code, body, err, want)
+		}
+	}
+	goesOn("before", first)
+	asks("before", "allowed.test", http.StatusOK)
+	for round := range 2 { // a second restart is like the first
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		goesOn("without a daemon", first)
+		goesOn("without a daemon", others)
+		asks("without a daemon, a new name", fmt.Sprintf("new%d.test", round), http.StatusBadGateway)
+		w.silent(id, "tcp", site+":443")
+		if round == 0 {
+			ended.Close()
+		}
+		e = w.lasting(dir)
+		goesOn("before its sandbox is registered", first)
+		asks("before its sandbox is registered", "new.test", http.StatusBadGateway)
+		for i, id := range []string{id, second} {
+			if err := e.Register(t.Context(), id, addr(i), rules(t, "rules", byName...)); err != nil {
+				t.Fatal(err)
+			}
+			e.lookup(addr(i)).lease("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour)
+		}
+		e.Recovered()
+		e.proxy.mu.Lock()
+		flows, of, outs := len(e.proxy.flows), e.proxy.of[e.lookup(addr(0))], e.proxy.outs[e.lookup(addr(0))]
+		e.proxy.mu.Unlock()
+		if flows != 3 || of != 2 || outs < 1 {
+			t.Errorf("%d flows, %d of the first, which has %d sockets; want 3, 2, 1 or 2", flows, of, outs)
+		}
+		goesOn("with the next daemon", first)
+		asks("with the next daemon", "allowed.test", http.StatusOK)
+		asks("with the next daemon, a denied name", "other.test", http.StatusForbidden)
+		w.children(dir, 2) // the old one and that for new flows
+		c := open(second)
+		goesOn("a new flow", c)
+		c.Close()
+	}
+	// The policy that the next daemon finds is another.
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e = w.lasting(dir)
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "allowed.test:80")); err != nil {
+		t.Fatal(err)
+	}
+	isReset(t, "a flow that the policy denies meanwhile", first)
+	asks("a flow that it still allows", "allowed.test", http.StatusOK)
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443")); err != nil {
+		t.Fatal(err)
+	}
+	isReset(t, "a flow that a tightened policy denies", web)
+	goesOn("a flow of a sandbox that is not registered yet", others)
+	e.Recovered() // it was not registered
+	isReset(t, "a flow of no sandbox", others)
+	w.noneProxied(e)
+	w.children(dir, 1)
+}
+
+// TestOldFlowsEnd: what an earlier daemon opened ends with its sandbox, whether the next one
+// has registered it or not, and when the file does not know it or its child is of another
+// version.
+func TestOldFlowsEnd(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	dir := t.TempDir()
+	all := rules(t, "rules", byName...)
+	e := w.lasting(dir)
+	id := w.named(e, 0, all)
+	left := func() (*tls.Conn, string) {
+		t.Helper()
+		e.lookup(addr(0)).lease("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour)
+		c, err := w.tls(id, site+":443", "allowed.test")
+		if err == nil {
+			err = said(c)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in reads
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		files, err := filepath.Glob(dir + "/*.flows")
+		if err != nil || len(files) != 1 {
+			t.Fatal(files, err)
+		}
+		return c, files[0]
+	}
+	register := func() {
+		t.Helper()
+		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, end := range map[string]func(){
+		"registered":     func() { register(); e.Unregister(t.Context(), id) }, //nolint:errcheck // shows in the flow
+		"not registered": func() { e.Unregister(t.Context(), id) },             //nolint:errcheck // likewise
+		"another address": func() {
+			if err := e.Register(t.Context(), id, addr(5), all); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		c, _ := left()
+		e = w.lasting(dir)
+		end()
+		isReset(t, what, c)
+		e.Unregister(t.Context(), id) //nolint:errcheck // of the other address
+		register()
+	}
+	for what, change := range map[string]func(path string){
+		"no file":         func(path string) { os.Remove(path) },                        //nolint:errcheck // shows in the flow
+		"no entry":        func(path string) { os.Truncate(path, 512) },                 //nolint:errcheck // likewise
+		"garbage":         func(path string) { os.WriteFile(path, []byte("x"), 0o600) }, //nolint:errcheck // likewise
+		"another version": func(path string) { w.rewrite(path, func(h *flowfile.Head) { h.Version++ }) },
+	} {
+		c, path := left()
+		pid := w.childOf(path)
+		change(path)
+		e = w.lastingIn(dir, pids{pid})
+		register()
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, io.EOF) {
+			t.Errorf("%s: %v, want the end", what, err)
+		}
+		w.children(dir, 1)
+	}
+	// A child that died meanwhile leaves nothing.
+	_, path := left()
+	unix.Kill(w.childOf(path), unix.SIGKILL) //nolint:errcheck // shows in what is left
+	e = w.lasting(dir)
+	w.children(dir, 1)
+	w.noneProxied(e)
+}
+
+// pids are what outlives the daemon, in place of a cgroup.
+type pids []int
+
+func (pids) Add(int) error               { return nil }
+func (p pids) Processes() ([]int, error) { return p, nil }
+
+func (w *world) lastingIn(dir string, o Outliving) *Engine {
+	w.t.Helper()
+	return w.openWith(func(c *Config) { c.FlowDir, c.Outliving = dir, o })
+}
+
+func (w *world) childOf(path string) int {
+	w.t.Helper()
+	f, h, _, err := flowfile.Open(path)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer f.Close()
+	return h.Pid
+}
+
+func (w *world) rewrite(path string, change func(*flowfile.Head)) {
+	w.t.Helper()
+	f, h, all, err := flowfile.Open(path)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	f.Close()
+	change(&h)
+	if err := os.Remove(path); err != nil {
+		w.t.Fatal(err)
+	}
+	if f, err = flowfile.Create(path, h); err != nil {
+		w.t.Fatal(err)
+	}
+	defer f.Close()
+	for _, e := range all {
+		if _, err := f.Put(e); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// TestOldChildLies: a child of an earlier daemon that was taken over speaks for its own flows
+// only, and keeps none that it says it has closed.
+func TestOldChildLies(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	dir := t.TempDir()
+	e := w.lasting(dir)
+	all := rules(t, "rules", byName...)
+	id := w.named(e, 0, all)
+	c, err := w.connect(w.guests[id], "tcp", site+":9999", patient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in reads
+	if err := said(c); err != nil {
+		t.Fatal(err)
+	}
+	last := w.onlyProxied(e).number
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e = w.lasting(dir)
+	x := w.onlyProxied(e)
+	if x.number != last || e.proxy.last != last {
+		t.Errorf("flow %d, the last is %d; want %d", x.number, e.proxy.last, last)
+	}
+	if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+		t.Fatal(err)
+	}
+	if err := said(c); err != nil {
+		t.Error(err)
+	}
+	young, err := e.proxy.child.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lie := child.Message{Kind: heads.KindClosed, Body: heads.Closed{Flow: x.number}.Append(nil)}
+	e.proxy.handle(young, lie) // of another child's flow
+	if err := said(c); err != nil {
+		t.Error(err)
+	}
+	check := heads.Open{Flow: x.number, Kind: heads.Check, Name: "allowed.test"}
+	if allow, why := e.proxy.checked(x, check, policy.Reason{}); !allow {
+		t.Error(why)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e = w.lasting(dir)
+	x = w.onlyProxied(e)
+	for _, o := range x.to {
+		if o.name != "allowed.test" { // which was said to the second daemon
+			t.Errorf("its name is %q", o.name)
+		}
+	}
+	e.proxy.handle(x.line, lie) // it has closed nothing
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("%v, want the end", err)
+	}
+	w.children(dir, 1)
+}
