@@ -107,6 +107,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 		return errors.Join(err, d.abandon(ctx))
 	}
 	err = errors.Join(d.openHistory(ctx), d.manager.Recover(ctx))
+	d.egress.Recovered()
 	if err != nil {
 		// Recover's error names what does not match the records, and the sweep tries
 		// again. That must not keep other sandboxes from the API.
@@ -310,6 +311,8 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		Upstreams:    d.cfg.Network.Resolvers,
 		Uplinks:      d.ns.SwitchedOn,
 		FlowLogs:     filepath.Join(d.cfg.StateDir, "flows"),
+		FlowDir:      filepath.Join(d.cfg.RunDir, flowDir),
+		Outliving:    d.cgroups.Outliving(),
 		Logger:       d.log,
 		OnDeny:       d.onDeny,
 	})

@@ -36,6 +36,7 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 	}
 	err = errors.Join(d.deleteAll(ctx), sandbox.StockOf(d.manager).Purge(ctx), d.manager.Recover(ctx),
 		d.manager.Close(ctx)) // deletions go on until then
+	d.egress.Recovered()
 	if err = errors.Join(err, nothingLingers(ctx, d.store, d.cgroups)); err != nil {
 		// Rules and pool stay while something may need them.
 		return errors.Join(fmt.Errorf("teardown: %w", err), d.Close())
@@ -126,6 +127,9 @@ func vacant(ctx context.Context, records *store.DB, ns *netns.Manager) bool {
 // removeCgroups removes what openCgroups made, which may be half of it.
 func (d *Daemon) removeCgroups(ctx context.Context) error {
 	var errs []error
+	if d.cgroups != nil {
+		errs = append(errs, d.cgroups.Outliving().Remove(ctx))
+	}
 	if d.scope != nil {
 		errs = append(errs, d.scope.Stop(ctx))
 	}

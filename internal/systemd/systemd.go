@@ -4,6 +4,7 @@
 //	system.slice/sandboxd.service        the daemon; restarts as often as it likes
 //	sandboxd.slice/sandboxd-a.scope      Delegate=yes: ours below here
 //	├── holder/                          one sleeping process keeps the scope
+//	├── heads/                           children of the daemon with open flows by name
 //	└── <id>/run/                        sandboxes, which no restart meets
 //
 // What surprises: the scope is beside the service and not in it. systemd kills a

@@ -75,6 +75,7 @@ func conformance(t *testing.T, lay *layout) {
 		{"libcontainer", testLibcontainer},
 		{"oom group", testOOMGroup},
 		{"watch", testWatch},
+		{"outliving", testOutliving},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			hosttest.Leaks(t, inst)

@@ -4,6 +4,7 @@
 // Every sandbox has two levels below the root of its instance:
 //
 //	sandboxd-a/               the root: v2 controllers are enabled down to here
+//	├── heads/                what outlives the daemon, see Outliving
 //	└── <id>/                 the limits of the sandbox, written by nobody else
 //	    └── run/              the leaf: all processes; a runtime may rule below it
 //

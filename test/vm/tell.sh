@@ -56,7 +56,7 @@ TOML
 # nothing_left: this host has no trace of any sandbox.
 nothing_left() {
   ! { ip -br link | grep '^sb-' || grep '/run/sandboxd/[a-z2-7]\{12\}' /proc/self/mountinfo ||
-    find /sys/fs/cgroup/sandboxd.slice -mindepth 2 -type d ! -name holder | grep . ||
+    find /sys/fs/cgroup/sandboxd.slice -mindepth 2 -type d ! -name holder ! -name heads | grep . ||
     pgrep -af 'sandbox-agent|runsc-sandbox|runsc-gofer'; }
 }
 
