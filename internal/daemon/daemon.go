@@ -310,6 +310,7 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		Upstreams:    d.cfg.Network.Resolvers,
 		Uplinks:      d.ns.SwitchedOn,
 		FlowLogs:     filepath.Join(d.cfg.StateDir, "flows"),
+		Leases:       filepath.Join(d.cfg.RunDir, "leases"),
 		Logger:       d.log,
 		OnDeny:       d.onDeny,
 	})

@@ -109,7 +109,7 @@ func lockFile(path, what string) (*os.File, error) {
 }
 
 // runEntries are the entries that a daemon makes in its run directory, sockets apart.
-var runEntries = []string{"bundles", "ns", "runsc", "runc", marker}
+var runEntries = []string{"bundles", "leases", "ns", "runsc", "runc", marker}
 
 // removeRunDir removes the run directory of a daemon without sandboxes. If it finds
 // unknown entries, it names them and does not remove them.

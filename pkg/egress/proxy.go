@@ -358,7 +358,7 @@ func (p *proxy) closeForbidden(s *sandbox) {
 	now, pol := time.Now(), s.policy.Load()
 	p.closeIf(s, func(o *outward, f policy.Flow) bool {
 		if o.name == "" {
-			allow, _ := pol.DecideLeased(f, s.leases.of(f.Dst, now, true))
+			allow, _ := pol.DecideLeased(f, s.leases.Of(f.Dst, now, true))
 			return !allow
 		}
 		allow, _ := pol.DecideName(f, o.name)

@@ -149,7 +149,7 @@ func (r *resolver) allows(s *sandbox, m names.Message, now time.Time) (why strin
 func (r *resolver) answer(line *child.Conn, s *sandbox, m names.Message, why string) {
 	kept := r.filter(s, m.Addrs)
 	if len(kept) > 0 {
-		s.lease(m.Name, kept, time.Duration(m.TTL)*time.Second)
+		s.leases.Add(m.Name, kept, time.Duration(m.TTL)*time.Second, time.Now())
 	}
 	if m.Via != 0 {
 		r.mu.Lock()

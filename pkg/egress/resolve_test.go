@@ -14,6 +14,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/names"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/egress/tunnel"
@@ -88,7 +89,7 @@ func (e *Engine) admitted(t testing.TB, id, addr string, n record.Network) *sand
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sandbox{id: id, addr: netip.MustParseAddr(addr)}
+	s := &sandbox{id: id, addr: netip.MustParseAddr(addr), leases: new(leases.Table)}
 	s.policy.Store(p)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -377,17 +378,13 @@ func FuzzChild(f *testing.F) {
 			if n := s.dns.queries.Load(); n != 0 {
 				t.Fatalf("%s has %d queries under way", id, n)
 			}
-			s.leases.mu.Lock()
-			for a, ls := range s.leases.by {
-				for _, l := range ls {
-					p := s.policy.Load()
-					if ok, _ := p.Resolves(l.name); !ok || e.blocks(a) != "" || policy.Private(a) && !p.Names(a) {
-						t.Fatalf("%s: %s is leased to %s", id, a, l.name)
-					}
+			for l := range s.leases.All {
+				p := s.policy.Load()
+				if ok, _ := p.Resolves(l.Name); !ok || e.blocks(l.Addr) != "" || policy.Private(l.Addr) && !p.Names(l.Addr) {
+					t.Fatalf("%s: %s is leased to %s", id, l.Addr, l.Name)
 				}
 			}
-			s.leases.by, s.leases.n = nil, 0
-			s.leases.mu.Unlock()
+			s.leases = new(leases.Table)
 			s.dns.left, s.dns.watch = dnsBurst, tunnel.Watch{}
 		}
 	})
