@@ -26,6 +26,9 @@ const (
 	// longer than its TTL: clients keep addresses a little longer than they may.
 	Least = 60 * time.Second
 	Grace = 30 * time.Second
+	// slack is how much of Grace a lease may have lost before another answer extends it. So a
+	// name that a guest asks for all the time is not written all the time.
+	slack = 5 * time.Second
 	// longest is the longest TTL that the resolver tells a guest.
 	longest = time.Hour
 	// most bounds the leases of a sandbox: of more, those that end first go.
@@ -67,7 +70,7 @@ func (t *Table) extend(name string, addrs []netip.Addr, until, now time.Time) (l
 	for _, a := range addrs {
 		i := slices.IndexFunc(t.by[a], func(x lease) bool { return x.name == name })
 		if i >= 0 {
-			if x := &t.by[a][i]; x.until.Before(until) {
+			if x := &t.by[a][i]; until.Sub(x.until) > slack {
 				x.until = until
 				later = append(later, a)
 			}

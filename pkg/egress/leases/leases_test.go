@@ -32,6 +32,16 @@ func TestTable(t *testing.T) {
 			t.Errorf("after %v: %q, want %q", after, got, want)
 		}
 	}
+	for after, want := range map[time.Duration]time.Duration{slack: 0, slack + time.Second: slack + time.Second} {
+		var l Table
+		l.Add("one.test", []netip.Addr{one}, 0, now)
+		l.Add("one.test", []netip.Addr{one}, 0, now.Add(after))
+		for x := range l.All {
+			if got := x.Until.Sub(now.Add(Least + Grace)); got != want {
+				t.Errorf("asked again after %v, a lease is longer by %v, want %v", after, got, want)
+			}
+		}
+	}
 	if got := l.Of(one, now.Add(24*time.Hour), true); len(got) != 2 {
 		t.Errorf("those that have ended: %q", got)
 	}
@@ -184,7 +194,7 @@ func TestFileIsBounded(t *testing.T) {
 	largest := int64(0)
 	for i := range 20000 {
 		a := netip.AddrFrom4([4]byte{11, 0, byte(i % 1000 >> 8), byte(i % 1000)})
-		now = now.Add(time.Second)
+		now = now.Add(2 * time.Second)
 		l.Add(long, []netip.Addr{a}, 0, now)
 		largest = max(largest, l.kept.size)
 	}
