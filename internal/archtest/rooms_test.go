@@ -70,7 +70,8 @@ var rooms = map[string]map[string][]string{
 		"names":   {"child"}, // a child: DNS
 		"tunnel":  {},        // what names may carry out
 		"flowlog": {},        // flows by destination, and bytes
-		".":       {"child", "flowlog", "heads", "names", "policy", "tunnel"},
+		"leases":  {},        // which addresses DNS has answered for which names
+		".":       {"child", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},

@@ -86,15 +86,19 @@ func (d background) sweep(ctx context.Context) error {
 		held = d.scope.Keep(ctx)
 	}
 	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.files.Pool.Sweep(ctx, d.noSweep()),
-		d.sweepFlows(ctx), d.images.Sweep(ctx), d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+		d.sweepEgress(ctx), d.images.Sweep(ctx), d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
 }
 
-// sweepFlows removes the flow logs of sandboxes that have no record.
-func (d background) sweepFlows(ctx context.Context) error {
+// sweepEgress removes the flow logs and the DNS leases of sandboxes that have no record.
+func (d background) sweepEgress(ctx context.Context) error {
 	if d.noSweep() != "" {
 		return nil
 	}
-	ids, err := d.egress.FlowLog.List() // first: the record of a sandbox is older than its log
+	logs, err := d.egress.FlowLog.List() // first: the record of a sandbox is older than its log
+	if err != nil {
+		return err
+	}
+	leases, err := d.egress.Leases.List() // likewise
 	if err != nil {
 		return err
 	}
@@ -103,11 +107,15 @@ func (d background) sweepFlows(ctx context.Context) error {
 		return err
 	}
 	var errs []error
-	for _, id := range ids {
-		if !known[id] {
-			errs = append(errs, d.egress.FlowLog.Forget(id))
+	forget := func(ids []string, f func(id string) error) {
+		for _, id := range ids {
+			if !known[id] {
+				errs = append(errs, f(id))
+			}
 		}
 	}
+	forget(logs, d.egress.FlowLog.Forget)
+	forget(leases, d.egress.Leases.Forget)
 	return errors.Join(errs...)
 }
 

@@ -313,6 +313,7 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		FlowLogs:     filepath.Join(d.cfg.StateDir, "flows"),
 		FlowDir:      filepath.Join(d.cfg.RunDir, flowDir),
 		Outliving:    d.cgroups.Outliving(),
+		Leases:       filepath.Join(d.cfg.RunDir, "leases"),
 		Logger:       d.log,
 		OnDeny:       d.onDeny,
 	})

@@ -109,7 +109,7 @@ func lockFile(path, what string) (*os.File, error) {
 }
 
 // runEntries are the entries that a daemon makes in its run directory, sockets apart.
-var runEntries = []string{"bundles", "ns", "runsc", "runc", flowDir, marker}
+var runEntries = []string{"bundles", "leases", "ns", "runsc", "runc", flowDir, marker}
 
 // flowDir is where the egress has what the next daemon needs of open flows.
 const flowDir = "egress"

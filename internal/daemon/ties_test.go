@@ -10,6 +10,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
+	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/store"
@@ -38,9 +39,9 @@ func TestLayerUsers(t *testing.T) {
 	}
 }
 
-// TestSweepFlows: flow logs are removed with the records of their sandboxes, also those that
-// a daemon which was killed did not get to.
-func TestSweepFlows(t *testing.T) {
+// TestSweepEgress: flow logs and DNS leases are removed with the records of their sandboxes,
+// also those that a daemon which was killed did not get to.
+func TestSweepEgress(t *testing.T) {
 	dir := t.TempDir()
 	db, err := store.Open(filepath.Join(dir, "db"), store.Options{})
 	if err != nil {
@@ -52,21 +53,28 @@ func TestSweepFlows(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := &Daemon{store: db, files: &snapshot.Store{Pool: &snapshot.Pool{}}, egress: &egress.Engine{FlowLog: recorder}}
+	if d.egress.Leases, err = leases.OpenBook(filepath.Join(dir, "leases"), d.log); err != nil {
+		t.Fatal(err)
+	}
 	if err := db.Insert(t.Context(), &record.Record{ID: "taaaaaaaaaaa", State: record.Ended}); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []string{"taaaaaaaaaaa", "tbbbbbbbbbbb", "tccccccccccc"} {
+		d.egress.Leases.Open(id).Begin()
 		recorder.Open(id).Count(flowlog.Destination{Name: "pypi.org", Port: 443, Proto: 6}, true, time.Now())
 		if err := recorder.Save(true); err != nil {
 			t.Fatal(err)
 		}
 	}
 	recorder.Open("tddddddddddd")
-	if err := (background{d}).sweepFlows(t.Context()); err != nil {
+	if err := (background{d}).sweepEgress(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if ids, err := recorder.List(); err != nil || !slices.Equal(ids, []string{"taaaaaaaaaaa"}) {
 		t.Errorf("left are %v, %v", ids, err)
+	}
+	if ids, err := d.egress.Leases.List(); err != nil || !slices.Equal(ids, []string{"taaaaaaaaaaa"}) {
+		t.Errorf("left are the leases of %v, %v", ids, err)
 	}
 	if r := recorder.Report("taaaaaaaaaaa"); r.Total.Allowed != 1 {
 		t.Errorf("the log of a sandbox that has ended: %+v", r)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
+	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -159,7 +160,7 @@ func BenchmarkVerdict(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			s := &sandbox{addr: addr(0)}
+			s := &sandbox{addr: addr(0), leases: new(leases.Table)}
 			s.policy.Store(p)
 			if c.log {
 				s.log = new(flowlog.Log)

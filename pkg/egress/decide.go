@@ -44,6 +44,9 @@ func (j *judge) decideBy(s *sandbox, f policy.Flow, leased func(netip.Addr) []st
 	return s.policy.Load().Decide(f, leased(f.Dst))
 }
 
+// leased returns the names by which the sandbox may mean dst now.
+func (s *sandbox) leased(dst netip.Addr) []string { return s.leases.Of(dst, time.Now(), false) }
+
 // blocks says why dst is closed under every policy, or "".
 func (j *judge) blocks(dst netip.Addr) string {
 	if name := policy.Blocked(dst); name != "" {
@@ -121,20 +124,22 @@ func (e *Engine) Explain(id string, t Target) (x Explanation, err error) {
 
 // closeForbidden closes the open flows of s that its policy does not allow any more, and
 // returns when they are gone. Flows go on that are still allowed, also by a name whose
-// lease has ended since. The leases of an adopted sandbox are lost: of its flows those end
-// that no name could have opened.
+// lease has ended since. If leases of an earlier daemon are lost, those of its flows go on
+// that some name could have opened.
 //
 // Preconditions: no verdict by an older policy is under way.
-func (e *Engine) closeForbidden(s *sandbox, adopted bool) error {
+func (e *Engine) closeForbidden(s *sandbox, lost bool) error {
 	now := time.Now()
-	leased := func(a netip.Addr) []string { return s.leases.of(a, now, true) }
+	leased := func(a netip.Addr) []string { return s.leases.Of(a, now, true) }
 	var requests []byte
-	err := e.table.eachOf(s.addr, func() { requests = requests[:0] }, func(t tracked) {
+	spared := 0
+	err := e.table.eachOf(s.addr, func() { requests, spared = requests[:0], 0 }, func(t tracked) {
 		if t.closed || t.IsDNS() {
 			return
 		}
 		action, why := e.decideBy(s, t.Flow, leased)
-		if adopted && action == policy.Deny && why.Cause != policy.ByBlock && s.policy.Load().SomeName(t.Flow) {
+		if lost && action == policy.Deny && why.Cause != policy.ByBlock && s.policy.Load().SomeName(t.Flow) {
+			spared++
 			return
 		}
 		// A flow that passed without the proxy never said its name.
@@ -144,6 +149,9 @@ func (e *Engine) closeForbidden(s *sandbox, adopted bool) error {
 	})
 	if err != nil {
 		return err
+	}
+	if lost && spared == 0 {
+		s.leases.Begin() // no flow needs a lost one
 	}
 	return e.table.send(requests)
 }

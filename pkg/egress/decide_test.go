@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -88,7 +88,7 @@ func TestDecide(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &sandbox{}
+		s := &sandbox{leases: new(leases.Table)}
 		s.policy.Store(p)
 		target, proto, _ := strings.Cut(c.flow, "/")
 		dst := netip.MustParseAddrPort(target)
@@ -123,7 +123,7 @@ func TestVerdictMarks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &sandbox{id: strconv.Itoa(i), addr: addr(i)}
+		s := &sandbox{id: strconv.Itoa(i), addr: addr(i), leases: new(leases.Table)}
 		s.policy.Store(p)
 		e.byAddr[s.addr] = s
 		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
@@ -147,7 +147,7 @@ func TestTightened(t *testing.T) {
 	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.0/24", "db.test"))
 	neighbour := w.sandbox(e, 1, rules(t, "rules", "203.0.113.1:443"))
 	s := e.lookup(addr(0))
-	s.lease("db.test", []netip.Addr{netip.MustParseAddr("198.51.100.2")}, 0)
+	s.leases.Add("db.test", []netip.Addr{netip.MustParseAddr("198.51.100.2")}, 0, time.Now())
 	dial := func(id, network, to string) net.Conn {
 		t.Helper()
 		c, err := w.dial(id, network, to, patient)
@@ -161,9 +161,10 @@ func TestTightened(t *testing.T) {
 	named := dial(id, "tcp", "198.51.100.2:8080")
 	others := dial(neighbour, "tcp", "203.0.113.1:443")
 	ends := []net.Conn{dial(id, "tcp", "203.0.113.1:80"), dial(id, "tcp", "203.0.113.2:443"), dial(id, "udp", "203.0.113.2:443")}
-	for x := range s.leases.by { // its lease ends, and the flow that it opened goes on
-		s.leases.by[x][0].until = time.Time{}
-	}
+	e.ledger.mu.Lock() // its lease ends, and the flow that it opened goes on
+	s.leases = new(leases.Table)
+	s.leases.Add("db.test", []netip.Addr{netip.MustParseAddr("198.51.100.2")}, 0, time.Now().Add(-time.Hour))
+	e.ledger.mu.Unlock()
 	w.refused(id, "tcp", "198.51.100.2:8080")
 	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443", "db.test")); err != nil {
 		t.Fatal(err)
@@ -202,7 +203,7 @@ func TestTightenedMeanwhile(t *testing.T) {
 	w := newWorld(t)
 	e := w.open()
 	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443", "203.0.113.2:443", "db.test"))
-	e.lookup(addr(0)).lease("db.test", []netip.Addr{netip.MustParseAddr("198.51.100.2")}, 0)
+	e.lookup(addr(0)).leases.Add("db.test", []netip.Addr{netip.MustParseAddr("198.51.100.2")}, 0, time.Now())
 	open := map[string]net.Conn{}
 	for _, to := range []string{"203.0.113.1:443", "203.0.113.2:443", "198.51.100.2:8080"} {
 		c, err := w.dial(id, "tcp", to, patient)
@@ -223,47 +224,6 @@ func TestTightenedMeanwhile(t *testing.T) {
 		if err := echo(c, patient); (err == nil) == (to == "203.0.113.2:443") {
 			t.Errorf("the flow to %s: %v", to, err)
 		}
-	}
-}
-
-// TestLeases: bounds, ends, and several names of one address.
-func TestLeases(t *testing.T) {
-	var l leases
-	now := time.Now()
-	a := netip.MustParseAddr("203.0.113.1")
-	l.add("one.test", []netip.Addr{a}, time.Second, now)
-	l.add("two.test", []netip.Addr{a}, time.Hour, now)
-	for after, want := range map[time.Duration]string{
-		0: "one.test two.test", leaseLeast + leaseGrace - 1: "one.test two.test", leaseLeast + leaseGrace: "two.test",
-		time.Hour: "two.test", time.Hour + leaseGrace: "",
-	} {
-		if got := strings.Join(l.of(a, now.Add(after), false), " "); got != want {
-			t.Errorf("after %v: %q, want %q", after, got, want)
-		}
-	}
-	if got := l.of(a, now.Add(24*time.Hour), true); len(got) != 2 {
-		t.Errorf("those that have ended: %q", got)
-	}
-	for i := range 3 * maxLeases {
-		many := netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})
-		at := now.Add(time.Duration(i) * time.Millisecond)
-		l.add("many.test", []netip.Addr{many}, 0, at)
-		if l.n > maxLeases {
-			t.Fatalf("%d leases", l.n)
-		}
-		if l.of(many, at, false) == nil {
-			t.Fatal("a lease is gone at once")
-		}
-	}
-	n := 0
-	for _, xs := range l.by {
-		n += len(xs)
-	}
-	if n != l.n || n < maxLeases/2 {
-		t.Errorf("%d leases, counted as %d", n, l.n)
-	}
-	if got := l.of(a, now, false); !slices.Contains(got, "two.test") {
-		t.Errorf("the lease that ends last went first: %q", got)
 	}
 }
 

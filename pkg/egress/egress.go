@@ -55,6 +55,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
+	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -88,7 +89,10 @@ type Config struct {
 	FlowDir string
 	// Outliving, if not nil, is where processes are that outlive the daemon.
 	Outliving Outliving
-	Logger    *slog.Logger // nil: discard
+	// Leases is the directory where DNS leases outlive the daemon, but not the host: best
+	// on a tmpfs, because each answer of DNS is written there. "": they are in memory only.
+	Leases string
+	Logger *slog.Logger // nil: discard
 	// OnDeny, if not nil, is called with denied flows, one call at a time and outside
 	// the packet path. A sandbox causes at most 100 calls a second; under load some may
 	// be lost.
@@ -101,6 +105,8 @@ type Config struct {
 type Engine struct {
 	// FlowLog knows what each sandbox sent, received and connected to.
 	FlowLog *flowlog.Recorder
+	// Leases knows which addresses DNS has answered to each sandbox.
+	Leases *leases.Book
 
 	judge
 	cfg    Config
@@ -143,7 +149,7 @@ type sandbox struct {
 	id     string
 	addr   netip.Addr
 	policy atomic.Pointer[policy.Policy]
-	leases leases
+	leases *leases.Table
 	log    *flowlog.Log
 	dns    dnsBudget
 	deny   rate // guarded by ledger.mu
@@ -188,6 +194,9 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 // them, resolver, queue.
 func (e *Engine) open(ctx context.Context) (err error) {
 	if e.FlowLog, err = flowlog.NewRecorder(e.cfg.FlowLogs, linkPrefix, e.log); err != nil {
+		return err
+	}
+	if e.Leases, err = leases.OpenBook(e.cfg.Leases, e.log); err != nil {
 		return err
 	}
 	if e.sets, err = netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE); err != nil {
@@ -288,6 +297,9 @@ func (e *Engine) Close() error {
 	if e.sets != nil {
 		e.sets.Close()
 	}
+	if e.Leases != nil {
+		e.Leases.Close()
+	}
 	if e.flows != nil {
 		e.flows.handle.Close()
 	}
@@ -314,18 +326,22 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
 		return fmt.Errorf("register %s: address %s is not in the pool %s", id, addr, e.cfg.Pool)
 	}
-	changed, adopted, err := e.publish(id, addr, p, e.FlowLog.Open(id))
+	table := e.Leases.Open(id)
+	changed, adopted, err := e.publish(&sandbox{id: id, addr: addr, log: e.FlowLog.Open(id), leases: table}, p)
 	if err != nil {
 		return err
 	}
-	if s := e.lookup(addr); s != nil && e.proxy.claim(s) && changed == nil {
-		e.proxy.closeForbidden(s, true)
+	if s := e.lookup(addr); s != nil && e.proxy.claim(s) {
+		changed = s
 	}
-	if changed != nil {
-		e.proxy.closeForbidden(changed, adopted)
-		if err := e.closeForbidden(changed, adopted); err != nil {
+	switch lost := adopted && !table.Whole(); {
+	case changed != nil:
+		e.proxy.closeForbidden(changed, lost)
+		if err := e.closeForbidden(changed, lost); err != nil {
 			return fmt.Errorf("close the open flows of sandbox %s that its new policy denies: %w", id, err)
 		}
+	case adopted: // without a flow
+		table.Begin()
 	}
 	if err := e.addSource(id, addr); err != nil {
 		return fmt.Errorf("register %s as %s: %w", id, addr, err)
@@ -338,26 +354,27 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-// publish puts p in force. It returns the sandbox if p may deny flows that are open: p
-// replaces another policy, or the sandbox has flows from the time of an earlier daemon, and
-// is adopted. No verdict by the old policy is under way then.
-func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy, log *flowlog.Log) (changed *sandbox, adopted bool, err error) {
+// publish puts p in force, for next or for the same sandbox if it is registered already. It
+// returns the sandbox if p may deny flows that are open: p replaces another policy, or the
+// sandbox has flows from the time of an earlier daemon, and is adopted. No verdict by the
+// old policy is under way then.
+func (e *Engine) publish(next *sandbox, p *policy.Policy) (changed *sandbox, adopted bool, err error) {
 	e.ledger.mu.Lock() // a verdict is under way while it is held
 	defer e.ledger.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if other := e.byAddr[addr]; other != nil && other.id != id {
-		return nil, false, fmt.Errorf("register %s: address %s belongs to %s", id, addr, other.id)
+	if other := e.byAddr[next.addr]; other != nil && other.id != next.id {
+		return nil, false, fmt.Errorf("register %s: address %s belongs to %s", next.id, next.addr, other.id)
 	}
-	s := e.byID[id]
-	if s == nil || s.addr != addr {
+	s := e.byID[next.id]
+	if s == nil || s.addr != next.addr {
 		if s != nil {
 			delete(e.byAddr, s.addr)
 		}
-		s, adopted = &sandbox{id: id, addr: addr, log: log}, true
-		e.byID[id], e.byAddr[addr] = s, s
+		s, adopted = next, true
+		e.byID[s.id], e.byAddr[s.addr] = s, s
 	}
-	if e.ledger.has(addr) && (adopted || !p.Loosens(s.policy.Load())) {
+	if e.ledger.has(s.addr) && (adopted || !p.Loosens(s.policy.Load())) {
 		changed = s
 	}
 	s.policy.Store(p)
@@ -388,6 +405,10 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 				addrs = append(addrs, src.addr)
 			}
 		}
+	}
+	// Before the entry, by which a daemon that is started again finds what is left.
+	if err := e.Leases.Forget(id); err != nil {
+		return fmt.Errorf("unregister %s: %w", id, err)
 	}
 	for _, a := range addrs {
 		if err := e.delSource(id, a); err != nil {

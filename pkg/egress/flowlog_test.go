@@ -95,9 +95,9 @@ func TestFlowLog(t *testing.T) {
 	w.refused(id, "tcp", "203.0.113.2:443")
 	w.refused(id, "tcp", "169.254.169.254:80")
 	s := e.lookup(addr(0))
-	s.lease("one.test", []netip.Addr{at}, time.Minute)
+	s.leases.Add("one.test", []netip.Addr{at}, time.Minute, time.Now())
 	w.allowed(id, "tcp", "203.0.113.3:443")
-	s.lease("two.test", []netip.Addr{at}, time.Minute) // now nobody can tell which is meant
+	s.leases.Add("two.test", []netip.Addr{at}, time.Minute, time.Now()) // now nobody can tell which is meant
 	w.allowed(id, "tcp", "203.0.113.3:443")
 	flows := []string{
 		"203.0.113.3:443/tcp +", "one.test:443/tcp +", "169.254.169.254:80/tcp -", "203.0.113.2:443/tcp -",

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/net/ipv4"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -30,7 +31,7 @@ func fuzzEngine(f testing.TB) (e *Engine) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		s := &sandbox{id: string(n.Mode), addr: netip.AddrFrom4([4]byte{10, 99, 1, byte(i)})}
+		s := &sandbox{id: string(n.Mode), addr: netip.AddrFrom4([4]byte{10, 99, 1, byte(i)}), leases: new(leases.Table)}
 		s.policy.Store(p)
 		e.byID[s.id], e.byAddr[s.addr] = s, s
 	}

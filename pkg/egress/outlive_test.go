@@ -119,7 +119,7 @@ func TestFlowsOutliveTheDaemon(t *testing.T) {
 			if err := e.Register(t.Context(), id, addr(i), rules(t, "rules", byName...)); err != nil {
 				t.Fatal(err)
 			}
-			e.lookup(addr(i)).lease("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour)
+			e.lookup(addr(i)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
 		}
 		e.Recovered()
 		e.proxy.mu.Lock()
@@ -169,7 +169,7 @@ func TestOldFlowsEnd(t *testing.T) {
 	id := w.named(e, 0, all)
 	left := func() (*tls.Conn, string) {
 		t.Helper()
-		e.lookup(addr(0)).lease("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour)
+		e.lookup(addr(0)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
 		c, err := w.tls(id, site+":443", "allowed.test")
 		if err == nil {
 			err = said(c)

@@ -377,13 +377,14 @@ func (p *proxy) closeAll(s *sandbox) {
 }
 
 // closeForbidden resets the flows that the policy of s denies now, and those that are about
-// to be opened are judged by it. For the leases of an adopted sandbox see that of Engine.
-func (p *proxy) closeForbidden(s *sandbox, adopted bool) {
+// to be opened are judged by it. For leases that are lost see that of
+// Engine.
+func (p *proxy) closeForbidden(s *sandbox, lost bool) {
 	now, pol := time.Now(), s.policy.Load()
 	p.closeIf(s, func(o *outward, f policy.Flow) bool {
 		if o.name == "" {
-			allow, _ := pol.DecideLeased(f, s.leases.of(f.Dst, now, true))
-			return !allow && !(adopted && pol.SomeName(f))
+			allow, _ := pol.DecideLeased(f, s.leases.Of(f.Dst, now, true))
+			return !allow && !(lost && pol.SomeName(f))
 		}
 		allow, _ := pol.DecideName(f, o.name)
 		return !allow

@@ -103,7 +103,7 @@ func (w *world) sites() *atomic.Int64 {
 func (w *world) named(e *Engine, i int, n record.Network) string {
 	w.t.Helper()
 	id := w.sandbox(e, i, n)
-	e.lookup(addr(i)).lease("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour)
+	e.lookup(addr(i)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
 	return id
 }
 
@@ -261,7 +261,7 @@ func TestPolicyClosesProxied(t *testing.T) {
 	w.sites()
 	e := w.open()
 	id := w.named(e, 0, rules(t, "rules", byName...))
-	e.lookup(addr(0)).lease("second.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour)
+	e.lookup(addr(0)).leases.Add("second.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
 	register := func(specs ...string) {
 		t.Helper()
 		if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", specs...)); err != nil {
@@ -330,7 +330,7 @@ const silent = "203.0.113.82"
 func (w *world) dials(e *Engine, i int, id string) net.Conn {
 	w.t.Helper()
 	s := e.lookup(addr(i))
-	s.lease("allowed.test", []netip.Addr{netip.MustParseAddr(silent)}, time.Hour)
+	s.leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr(silent)}, time.Hour, time.Now())
 	c, err := w.connect(w.guests[id], "tcp", silent+":9999", patient)
 	if err != nil {
 		w.t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/names"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
@@ -73,7 +74,14 @@ func (r *resolver) asked(line *child.Conn, m names.Message) {
 		r.tell(line, v, nil)
 		return
 	}
-	why, allow := r.allows(s, m, time.Now())
+	now := time.Now()
+	if known := r.pointers(s, m); len(known) > 0 && s.dns.within(now) {
+		v.Do, v.TTL, v.Body = names.Point, uint32(leases.Least/time.Second), []byte(strings.Join(known, "\n"))
+		r.note(s, m, "allow", "lease", fmt.Sprint(known))
+		r.tell(line, v, nil)
+		return
+	}
+	why, allow := r.allows(s, m, now)
 	switch {
 	case !allow:
 		v.Text = "refused by the network policy: " + why
@@ -144,12 +152,30 @@ func (r *resolver) allows(s *sandbox, m names.Message, now time.Time) (why strin
 	return because.Text, true
 }
 
+// maxPointers is with how many names of an address the daemon answers.
+const maxPointers = 16
+
+// pointers are the names of the address that m asks for, if DNS has answered the sandbox with
+// it, and the policy still allows them: then no server is asked.
+func (r *resolver) pointers(s *sandbox, m names.Message) []string {
+	a, ok := names.Pointed(m.Type, m.Name)
+	if !ok {
+		return nil
+	}
+	p := s.policy.Load()
+	known := slices.DeleteFunc(s.leased(a), func(name string) bool {
+		allow, _ := p.Resolves(name)
+		return !allow
+	})
+	return known[:min(len(known), maxPointers)]
+}
+
 // answer records which addresses of an answer a sandbox may have, and sends the answer if it
 // may have all. Otherwise the child makes it anew.
 func (r *resolver) answer(line *child.Conn, s *sandbox, m names.Message, why string) {
 	kept := r.filter(s, m.Addrs)
 	if len(kept) > 0 {
-		s.lease(m.Name, kept, time.Duration(m.TTL)*time.Second)
+		s.leases.Add(m.Name, kept, time.Duration(m.TTL)*time.Second, time.Now())
 	}
 	if m.Via != 0 {
 		r.mu.Lock()

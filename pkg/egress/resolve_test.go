@@ -8,12 +8,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/names"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/egress/tunnel"
@@ -88,7 +90,7 @@ func (e *Engine) admitted(t testing.TB, id, addr string, n record.Network) *sand
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sandbox{id: id, addr: netip.MustParseAddr(addr)}
+	s := &sandbox{id: id, addr: netip.MustParseAddr(addr), leases: new(leases.Table)}
 	s.policy.Store(p)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -211,6 +213,68 @@ func TestNames(t *testing.T) {
 	}
 	if !slices.Contains(denied, "named dns two.test: default") || !slices.Contains(denied, "open dns bad.wild.test: deny bad.wild.test") {
 		t.Errorf("denials: %q", denied)
+	}
+}
+
+// TestPointers: the names of an address are those by which the sandbox knows it, and no server
+// is asked for them.
+func TestPointers(t *testing.T) {
+	var asked atomic.Int32
+	e, _ := near(t, func(rw dns.ResponseWriter, q *dns.Msg) {
+		if q.Question[0].Qtype != dns.TypePTR {
+			testZone(rw, q)
+			return
+		}
+		asked.Add(1)
+		m := new(dns.Msg).SetReply(q)
+		m.Answer = []dns.RR{&dns.PTR{
+			Hdr: dns.RR_Header{Name: q.Question[0].Name, Rrtype: dns.TypePTR, Class: dns.ClassINET, Ttl: 60}, Ptr: "of.the.server.test.",
+		}}
+		rw.WriteMsg(m) //nolint:errcheck // the other side says
+	})
+	const named, open, none = "127.0.0.5", "127.0.0.6", "127.0.0.7"
+	now := time.Now()
+	e.lookup(netip.MustParseAddr(none)).leases.Add("one.test", []netip.Addr{netip.MustParseAddr("203.0.113.1")}, 0, now)
+	want := func(from, address, names string, rcode int, questions int32) {
+		t.Helper()
+		for _, network := range []string{"udp", "tcp"} {
+			a := e.query(t, from, network, address+".in-addr.arpa.", dns.TypePTR)
+			var got []string
+			for _, rr := range a.Answer {
+				got = append(got, rr.(*dns.PTR).Ptr)
+				if h := rr.Header(); h.Name != a.Question[0].Name || h.Ttl == 0 || h.Ttl > 60 {
+					t.Errorf("%s asks for %s: %v", from, address, rr)
+				}
+			}
+			if strings.Join(got, " ") != names || a.Rcode != rcode {
+				t.Errorf("%s asks for %s by %s: %s %q, want %s %q", from, address, network, dns.RcodeToString[a.Rcode], got,
+					dns.RcodeToString[rcode], names)
+			}
+		}
+		if n := asked.Swap(0); n != questions {
+			t.Errorf("%s asks for %s: the server got %d questions, want %d", from, address, n, questions)
+		}
+	}
+	want(named, "1.113.0.203", "", dns.RcodeRefused, 0)
+	want(none, "1.113.0.203", "", dns.RcodeRefused, 0) // it has a lease, of another policy
+	want(open, "1.113.0.203", "of.the.server.test.", dns.RcodeSuccess, 1)
+	for _, from := range []string{named, open} {
+		for _, name := range []string{"one.test.", "a.wild.test.", "b.wild.test."} {
+			e.query(t, from, "udp", name, dns.TypeA)
+		}
+		want(from, "1.113.0.203", "one.test.", dns.RcodeSuccess, 0) // also in place of the answer in the cache
+		want(from, "3.113.0.203", "a.wild.test. b.wild.test.", dns.RcodeSuccess, 0)
+	}
+	want(open, "2.113.0.203", "of.the.server.test.", dns.RcodeSuccess, 1)
+	for _, odd := range []string{"01.113.0.203", "1.1.113.0.203", "113.0.203", "x.113.0.203"} {
+		want(named, odd, "", dns.RcodeRefused, 0)
+	}
+	many := netip.MustParseAddr("203.0.113.7")
+	for i := range 3 * maxPointers {
+		e.lookup(netip.MustParseAddr(named)).leases.Add(fmt.Sprintf("%d.wild.test", i), []netip.Addr{many}, 0, now)
+	}
+	if a := e.query(t, named, "tcp", "7.113.0.203.in-addr.arpa.", dns.TypePTR); len(a.Answer) != maxPointers {
+		t.Errorf("%d names of one address, want %d", len(a.Answer), maxPointers)
 	}
 }
 
@@ -377,17 +441,13 @@ func FuzzChild(f *testing.F) {
 			if n := s.dns.queries.Load(); n != 0 {
 				t.Fatalf("%s has %d queries under way", id, n)
 			}
-			s.leases.mu.Lock()
-			for a, ls := range s.leases.by {
-				for _, l := range ls {
-					p := s.policy.Load()
-					if ok, _ := p.Resolves(l.name); !ok || e.blocks(a) != "" || policy.Private(a) && !p.Names(a) {
-						t.Fatalf("%s: %s is leased to %s", id, a, l.name)
-					}
+			for l := range s.leases.All {
+				p := s.policy.Load()
+				if ok, _ := p.Resolves(l.Name); !ok || e.blocks(l.Addr) != "" || policy.Private(l.Addr) && !p.Names(l.Addr) {
+					t.Fatalf("%s: %s is leased to %s", id, l.Addr, l.Name)
 				}
 			}
-			s.leases.by, s.leases.n = nil, 0
-			s.leases.mu.Unlock()
+			s.leases = new(leases.Table)
 			s.dns.left, s.dns.watch = dnsBurst, tunnel.Watch{}
 		}
 	})

@@ -102,6 +102,16 @@ func pick(name string, typ uint16, a *dns.Msg) *entry {
 	return e
 }
 
+// pointers is the answer with the names that an address has, one a line.
+func pointers(question, lines string, ttl uint32) *entry {
+	e := &entry{ttl: ttl}
+	h := dns.RR_Header{Name: dns.Fqdn(question), Rrtype: dns.TypePTR, Class: dns.ClassINET, Ttl: ttl}
+	for name := range strings.Lines(lines) {
+		e.answer = append(e.answer, &dns.PTR{Hdr: h, Ptr: dns.Fqdn(strings.TrimSuffix(name, "\n"))})
+	}
+	return e
+}
+
 // reply is an answer to q. Of e's addresses it has those in keep; nil: all. Text goes to the
 // guest as an Extended DNS Error, if it understands these (RFC 8914).
 func (q *query) reply(rcode int, e *entry, keep []netip.Addr, text string) []byte {

@@ -338,6 +338,9 @@ func (s *server) conclude(q *query, v verdict) {
 	case Keep:
 		m.Rcode = uint8(q.found.rcode)
 		m.Body = q.reply(q.found.rcode, q.found, append([]netip.Addr{}, v.Addrs...), "")
+	case Point:
+		m.Rcode = dns.RcodeSuccess
+		m.Body = q.reply(dns.RcodeSuccess, pointers(q.Name, string(v.Body), v.TTL), nil, "")
 	case Refuse:
 		m.Body = q.reply(dns.RcodeRefused, nil, nil, v.Text)
 	default:

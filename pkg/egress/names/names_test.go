@@ -215,7 +215,16 @@ func (d *daemon) answer() *dns.Msg {
 // fake is a server on this host: UDP and TCP on one port.
 func fake(t testing.TB, h dns.HandlerFunc) netip.AddrPort {
 	t.Helper()
-	for range 20 { // the same port of UDP may be taken
+	l, pc := listen(t)
+	go (&dns.Server{PacketConn: pc, Handler: h}).ActivateAndServe() //nolint:errcheck // ends with the test
+	go (&dns.Server{Listener: l, Handler: h}).ActivateAndServe()    //nolint:errcheck // likewise
+	return netip.MustParseAddrPort(l.Addr().String())
+}
+
+// listen opens a port by TCP and by UDP.
+func listen(t testing.TB) (net.Listener, net.PacketConn) {
+	t.Helper()
+	for range 100 { // the same port of UDP may be taken
 		l, err := net.Listen("tcp4", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -226,12 +235,10 @@ func fake(t testing.TB, h dns.HandlerFunc) netip.AddrPort {
 			continue
 		}
 		t.Cleanup(func() { l.Close(); pc.Close() })
-		go (&dns.Server{PacketConn: pc, Handler: h}).ActivateAndServe() //nolint:errcheck // ends with the test
-		go (&dns.Server{Listener: l, Handler: h}).ActivateAndServe()    //nolint:errcheck // likewise
-		return netip.MustParseAddrPort(l.Addr().String())
+		return l, pc
 	}
 	t.Fatal("no port is free for both UDP and TCP")
-	return netip.AddrPort{}
+	return nil, nil
 }
 
 func records(t testing.TB, lines ...string) (rrs []dns.RR) {
@@ -605,16 +612,7 @@ func TestCache(t *testing.T) {
 // TestSlow: a server that answers a byte at a time gets no more time than another.
 func TestSlow(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	pc, err := net.ListenPacket("udp4", l.Addr().String())
-	if err != nil {
-		t.Skip("the port of UDP is taken")
-	}
-	defer pc.Close()
+	l, pc := listen(t)
 	go (&dns.Server{PacketConn: pc, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		m := new(dns.Msg).SetReply(q)
 		m.Truncated = true
@@ -628,9 +626,11 @@ func TestSlow(t *testing.T) {
 			return
 		}
 		defer c.Close()
-		go io.Copy(io.Discard, c) //nolint:errcheck // the query
+		go io.Copy(io.Discard, c)             //nolint:errcheck // the query
+		pace := time.NewTicker(Timeout / 100) // an answer of 65,535 bytes would take 22 minutes
+		defer pace.Stop()
 		for _, err = c.Write([]byte{255, 255}); err == nil; _, err = c.Write([]byte{0}) {
-			time.Sleep(20 * time.Millisecond)
+			<-pace.C
 		}
 		ended <- nil
 	}()

@@ -1,7 +1,9 @@
 package names
 
 import (
+	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/miekg/dns"
 )
@@ -17,6 +19,19 @@ func Served(typ uint16) bool { return slices.Contains(served, typ) }
 
 // Text reports whether the type is one that carries any text.
 func Text(typ uint16) bool { return typ == dns.TypeTXT }
+
+// Pointed is the address whose names a question asks for: 203.0.113.7 for PTR of
+// 7.113.0.203.in-addr.arpa.
+func Pointed(typ uint16, name string) (a netip.Addr, ok bool) {
+	name, ok = strings.CutSuffix(name, ".in-addr.arpa")
+	if !ok || typ != dns.TypePTR {
+		return a, false
+	}
+	labels := strings.Split(name, ".")
+	slices.Reverse(labels)
+	a, err := netip.ParseAddr(strings.Join(labels, "."))
+	return a, err == nil && a.Is4()
+}
 
 // TypeName is the name of a type, as in "AAAA".
 func TypeName(typ uint16) string { return dns.Type(typ).String() }

@@ -47,6 +47,7 @@ const (
 	Fail                  // answer SERVFAIL; Text says why
 	Forward               // ask the servers; a socket to one comes along
 	Keep                  // answer with Addrs only
+	Point                 // answer a question for PTR with the names in Body, one a line, for TTL seconds
 	actions
 )
 
