@@ -71,7 +71,9 @@ var rooms = map[string]map[string][]string{
 		"tunnel":  {},        // what names may carry out
 		"flowlog": {},        // flows by destination, and bytes
 		"leases":  {},        // which addresses DNS has answered for which names
-		".":       {"child", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
+		// flows by name, for the next daemon
+		"flowfile": {},
+		".":        {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},

@@ -107,7 +107,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 		return errors.Join(err, d.abandon(ctx))
 	}
 	err = errors.Join(d.openHistory(ctx), d.manager.Recover(ctx))
-	d.egress.Recovered()
+	egress.Recovered(d.egress)
 	if err != nil {
 		// Recover's error names what does not match the records, and the sweep tries
 		// again. That must not keep other sandboxes from the API.

@@ -36,7 +36,7 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 	}
 	err = errors.Join(d.deleteAll(ctx), sandbox.StockOf(d.manager).Purge(ctx), d.manager.Recover(ctx),
 		d.manager.Close(ctx)) // deletions go on until then
-	d.egress.Recovered()
+	egress.Recovered(d.egress)
 	if err = errors.Join(err, nothingLingers(ctx, d.store, d.cgroups)); err != nil {
 		// Rules and pool stay while something may need them.
 		return errors.Join(fmt.Errorf("teardown: %w", err), d.Close())

@@ -432,10 +432,6 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 	return nil
 }
 
-// Recovered says that every sandbox that lives is registered: what is left of flows by name
-// from the time of an earlier daemon is nobody's, and ends. It may be called again.
-func (e *Engine) Recovered() { e.proxy.closeUnclaimed() }
-
 // Gone waits until all conntrack entries of id are deleted, or ctx ends. Until then its
 // address must not be reused: the next owner would get the replies.
 func (e *Engine) Gone(ctx context.Context, id string) error {

@@ -121,7 +121,7 @@ func TestFlowsOutliveTheDaemon(t *testing.T) {
 			}
 			e.lookup(addr(i)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
 		}
-		e.Recovered()
+		Recovered(e)
 		e.proxy.mu.Lock()
 		flows, of, outs := len(e.proxy.flows), e.proxy.of[e.lookup(addr(0))], e.proxy.outs[e.lookup(addr(0))]
 		e.proxy.mu.Unlock()
@@ -151,7 +151,7 @@ func TestFlowsOutliveTheDaemon(t *testing.T) {
 	}
 	isReset(t, "a flow that a tightened policy denies", web)
 	goesOn("a flow of a sandbox that is not registered yet", others)
-	e.Recovered() // it was not registered
+	Recovered(e) // it was not registered
 	isReset(t, "a flow of no sandbox", others)
 	w.noneProxied(e)
 	w.children(dir, 1)
@@ -217,7 +217,7 @@ func TestOldFlowsEnd(t *testing.T) {
 		"another version": func(path string) { w.rewrite(path, func(h *flowfile.Head) { h.Version++ }) },
 	} {
 		c, path := left()
-		pid := w.childOf(path)
+		pid := w.headOf(path).Pid
 		change(path)
 		e = w.lastingIn(dir, pids{pid})
 		register()
@@ -226,9 +226,22 @@ func TestOldFlowsEnd(t *testing.T) {
 		}
 		w.children(dir, 1)
 	}
+	// A child whose last flow ends meanwhile ends, too.
+	c, path := left()
+	old, err := child.Find(child.Home{Pid: w.headOf(path).Pid, Started: w.headOf(path).Started})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	c.Close()
+	if !old.Ended(patient) {
+		t.Error("a child without a flow and a daemon lives")
+	}
+	e = w.lasting(dir)
+	register()
 	// A child that died meanwhile leaves nothing.
-	_, path := left()
-	unix.Kill(w.childOf(path), unix.SIGKILL) //nolint:errcheck // shows in what is left
+	_, path = left()
+	unix.Kill(w.headOf(path).Pid, unix.SIGKILL) //nolint:errcheck // shows in what is left
 	e = w.lasting(dir)
 	w.children(dir, 1)
 	w.noneProxied(e)
@@ -245,14 +258,14 @@ func (w *world) lastingIn(dir string, o Outliving) *Engine {
 	return w.openWith(func(c *Config) { c.FlowDir, c.Outliving = dir, o })
 }
 
-func (w *world) childOf(path string) int {
+func (w *world) headOf(path string) flowfile.Head {
 	w.t.Helper()
 	f, h, _, err := flowfile.Open(path)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer f.Close()
-	return h.Pid
+	return h
 }
 
 func (w *world) rewrite(path string, change func(*flowfile.Head)) {

@@ -125,12 +125,14 @@ func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
 			c.Outlive = &child.Outlive{Dir: e.cfg.FlowDir, Begin: p.begin, Leave: p.leaves}
 		}
 	}
+	var s *child.Supervisor
 	if err == nil {
-		p.child, err = child.Start(ctx, c)
+		s, err = child.Start(ctx, c)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start the proxy: %w", err), p.close())
 	}
+	p.child = s
 	return p, nil
 }
 

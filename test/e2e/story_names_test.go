@@ -143,19 +143,27 @@ func (l *lab) staysOut(id string, in *internet.Internet) {
 	}
 }
 
-// keepsNamed opens a flow to a name on the port of a server that speaks first, and says
-// hello on it when /tmp/go is there.
+// keepsNamed opens a flow to a name on the port of a server that speaks first, and flows of
+// TLS and HTTP, which pass the proxy. It says hello on the first when /tmp/go is there, and
+// asks again by the others.
 const keepsNamed = `
-import os, socket, sys, time
+import http.client, os, socket, ssl, sys, time
+web = [http.client.HTTPSConnection(sys.argv[1], context=ssl._create_unverified_context(), timeout=60),
+    http.client.HTTPConnection(sys.argv[1], timeout=60)]
+def ask(c):
+    c.request("GET", "/")
+    c.getresponse().read()
+    return c.sock
+socks = [ask(c) for c in web]
 c = socket.create_connection((sys.argv[1], int(sys.argv[2])), 8)
 print(c.recv(100).decode().strip(), flush=True)
 while not os.path.exists("/tmp/go"): time.sleep(0.01)
 c.sendall(b"hello")
-print(c.recv(5).decode(), flush=True)
+print(c.recv(5).decode(), [ask(c) for c in web] == socks, flush=True)
 `
 
-// TestNamesRestart kills the daemon: a flow that a lease opened goes on, and names resolve
-// and connect again when the daemon is back.
+// TestNamesRestart kills the daemon: flows that names opened go on, also those through the
+// proxy, and names resolve and connect again when the daemon is back.
 func TestNamesRestart(t *testing.T) {
 	in := internet.New(t, daemontest.Instance.Pool())
 	h := newHost(t, daemontest.Options{Config: []string{"[network]", fmt.Sprintf("upstreams = [%q]", internet.DNS)}})
@@ -183,7 +191,7 @@ func TestNamesRestart(t *testing.T) {
 			h.Kill()
 			h.Start()
 			l.ok("exec", id, "--", "touch", "/tmp/go")
-			said(internet.Banner + "hello\n")
+			said(internet.Banner + "hello True\n")
 			repository := "https://" + internet.GitHost + "/" + internet.Package + ".git"
 			l.ok("exec", id, "--", "git", "-c", "http.sslVerify=false", "ls-remote", repository)
 			l.staysOut(id, in)

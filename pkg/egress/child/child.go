@@ -295,16 +295,13 @@ func ServeOn(max int, begin func(c *Conn) (handle func(Message)), alone func(lea
 	if err != nil {
 		return err
 	}
-	if len(files) != 1 {
-		return fmt.Errorf("it was given %d files, and needs the socket for the next line", len(files))
-	}
 	for {
 		handle := begin(c)
 		if c.Tell(hello, nil, nil) == nil { // or that daemon is gone already
 			err = c.Run(handle)
 		}
 		c.Close()
-		if err != nil {
+		if err != nil || len(files) == 0 {
 			return err
 		}
 		if c, err = next(files[0], max, alone); c == nil {

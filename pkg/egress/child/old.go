@@ -86,15 +86,15 @@ func Find(h Home) (*Old, error) {
 		return nil, fmt.Errorf("pidfd_open of %d: %w", h.Pid, err)
 	}
 	o := &Old{h.Pid, fd}
-	if after, err := started(h.Pid); err != nil || after != before || o.ended(0) {
+	if after, err := started(h.Pid); err != nil || after != before || o.Ended(0) {
 		o.Close() //nolint:errcheck // nothing is written
 		return nil, ErrGone
 	}
 	return o, nil
 }
 
-// ended waits until all threads of the child have ended; false: they have not within limit.
-func (o *Old) ended(limit time.Duration) bool {
+// Ended waits until all threads of the child have ended; false: they have not within limit.
+func (o *Old) Ended(limit time.Duration) bool {
 	poll := []unix.PollFd{{Fd: int32(o.fd), Events: unix.POLLIN}}
 	for end := time.Now().Add(limit); ; {
 		n, err := unix.Poll(poll, int(max(time.Until(end), 0).Milliseconds()))
@@ -108,7 +108,7 @@ func (o *Old) ended(limit time.Duration) bool {
 // the kernel may need more time for it.
 func (o *Old) Kill() {
 	unix.PidfdSendSignal(o.fd, unix.SIGKILL, nil, 0) //nolint:errcheck // it has ended
-	o.ended(time.Second)
+	o.Ended(time.Second)
 }
 
 // Close lets go of the child, which goes on.

@@ -125,7 +125,7 @@ func found(t *testing.T, dir string, h Home) (*Old, *Conn) {
 // ends waits for the end of a child.
 func ends(t *testing.T, o *Old) {
 	t.Helper()
-	if !o.ended(30 * time.Second) {
+	if !o.Ended(30 * time.Second) {
 		t.Fatal("the child lives")
 	}
 }
@@ -206,8 +206,6 @@ func TestHides(t *testing.T) {
 			t.Errorf("%v was found: %v", other, err)
 		}
 	}
-	// The line that it kept does not end, since its own copy of the daemon's end is closed with
-	// the daemon's: it still takes the next.
 	o, _ := found(t, dir, h)
 	if all, err := o.Sockets(); !errors.Is(err, errHides) {
 		t.Errorf("%v, %v", all, err)

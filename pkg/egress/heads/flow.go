@@ -176,6 +176,9 @@ func (u *upstream) Close() error {
 	return nil
 }
 
+// noDaemon is what a guest reads when there is nobody to ask.
+const noDaemon = "sandboxd does not run at the moment: open connections go on, and none opens until it runs again"
+
 // A refusal is what the daemon said instead of opening.
 type refusal Opened
 
@@ -185,7 +188,7 @@ func (r *refusal) Error() string { return r.Text }
 func (f *flow) open(ctx context.Context, kind Kind, name string) (*upstream, error) {
 	m, err := f.s.c.Load().Call(ctx, KindOpen, Open{f.Number, kind, name}.Append(nil), nil)
 	if errors.Is(err, child.ErrGone) {
-		return nil, &refusal{Result: Failed, Text: "sandboxd does not run at the moment: open connections go on, and none opens until it runs again"}
+		return nil, &refusal{Result: Failed, Text: noDaemon}
 	}
 	if err != nil {
 		return nil, err
