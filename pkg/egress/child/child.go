@@ -324,8 +324,8 @@ func next(l *os.File, max int, alone func(leave func())) (*Conn, error) {
 	werr := raw.Read(func(s uintptr) bool {
 		for {
 			fd, _, err = unix.Accept4(int(s), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-			if err != unix.EINTR && err != unix.ECONNABORTED { //nolint:errorlint // the kernel's own
-				return err != unix.EAGAIN //nolint:errorlint // likewise
+			if err != unix.EINTR && err != unix.ECONNABORTED {
+				return err != unix.EAGAIN
 			}
 		}
 	})

@@ -98,7 +98,7 @@ func (o *Old) Ended(limit time.Duration) bool {
 	poll := []unix.PollFd{{Fd: int32(o.fd), Events: unix.POLLIN}}
 	for end := time.Now().Add(limit); ; {
 		n, err := unix.Poll(poll, int(max(time.Until(end), 0).Milliseconds()))
-		if err != unix.EINTR { //nolint:errorlint // the kernel's own
+		if err != unix.EINTR {
 			return n == 1
 		}
 	}
