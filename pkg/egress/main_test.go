@@ -11,5 +11,6 @@ import (
 
 func TestMain(m *testing.M) {
 	confine.MainOfTest(map[string]confine.Verb{heads.Verb: heads.Serve, names.ServeVerb: names.Serve})
+	dieAsDaemon()
 	hosttest.InPrivateNetwork(m)
 }

@@ -2,7 +2,12 @@ package egress
 
 import (
 	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +15,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -20,6 +26,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress/flowfile"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // lasting opens an Engine whose flows by name outlive it. All of one test have one directory.
@@ -155,6 +162,117 @@ func TestFlowsOutliveTheDaemon(t *testing.T) {
 	isReset(t, "a flow of no sandbox", others)
 	w.noneProxied(e)
 	w.children(dir, 1)
+}
+
+// daemonEnv has the directory and the policy of a process that is a daemon until it is killed.
+const daemonEnv = "SANDBOXD_TEST_EGRESS_DAEMON"
+
+type doomed struct {
+	Dir    string
+	Policy record.Network
+}
+
+// dieAsDaemon makes this process such a daemon, for the first guest, if it was started as one.
+func dieAsDaemon() {
+	var d doomed
+	text, ok := os.LookupEnv(daemonEnv)
+	if !ok {
+		return
+	}
+	err := json.Unmarshal([]byte(text), &d)
+	var e *Engine
+	if err == nil {
+		e, err = Open(context.Background(), Config{every: never, Instance: inst, FlowDir: d.Dir, Upstreams: []Upstream{{
+			Addr: netip.MustParseAddrPort("203.0.113.53:53"),
+		}}})
+	}
+	if err == nil {
+		err = e.Register(context.Background(), id(0), addr(0), d.Policy)
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	e.lookup(addr(0)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
+	fmt.Println("up")
+	select {}
+}
+
+// TestKilledDaemon: a daemon that is killed while bytes pass loses none of them.
+func TestKilledDaemon(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	id := w.guest(0)
+	all := rules(t, "rules", byName...)
+	env, err := json.Marshal(doomed{t.TempDir(), all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d doomed
+	if err := json.Unmarshal(env, &d); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), daemonEnv+"="+string(env))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill() //nolint:errcheck // it has ended
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "up\n" {
+		t.Fatal(line, err)
+	}
+	c, err := w.tls(id, site+":443", "allowed.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(2 * patient)) //nolint:errcheck // shows in reads
+	const size = 32 << 20
+	sent, got, wrote := sha256.New(), sha256.New(), make(chan struct{})
+	go func() {
+		defer close(wrote)
+		b := make([]byte, 64<<10)
+		for n := 0; n < size; n += len(b) {
+			rand.Read(b)
+			sent.Write(b)
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+		}
+	}()
+	var e *Engine
+	for part := range 8 {
+		if _, err := io.CopyN(got, c, size/8); err != nil {
+			t.Fatalf("part %d: %v", part, err)
+		}
+		switch part {
+		case 1:
+			cmd.Process.Kill() //nolint:errcheck // shows next
+			cmd.Wait()         //nolint:errcheck // it was killed
+		case 4:
+			e = w.lasting(d.Dir)
+		case 6:
+			if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	<-wrote
+	if !bytes.Equal(sent.Sum(nil), got.Sum(nil)) {
+		t.Error("other bytes came than were sent")
+	}
+	if x := w.onlyProxied(e); x.s != e.lookup(addr(0)) {
+		t.Error("the flow is not its sandbox's")
+	}
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "none")); err != nil {
+		t.Fatal(err)
+	}
+	isReset(t, "a flow that is denied now", c)
 }
 
 // TestOldFlowsEnd: what an earlier daemon opened ends with its sandbox, whether the next one

@@ -117,6 +117,7 @@ stage_1() {
   eventually 20 [ ! -e $scope/aaaaaaaaaaaa ]
   rm /usr/local/sbin/sleep /usr/local/bin/sleep
   eventually 20 grep -q . $scope/holder/cgroup.procs
+  grep -q . $scope/heads/cgroup.procs # a restart of the service would not end it
 
   say remove
   sandboxctl rm lim
