@@ -237,9 +237,9 @@ func (p *proxy) adopt(ctx context.Context) error {
 	}
 	slices.SortFunc(all, func(a, b *earlier) int { return cmp.Compare(b.head.Started, a.head.Started) })
 	kept := map[int]bool{}
-	for i, o := range all {
+	for _, o := range all {
 		err := errors.New("too many of them have flows")
-		if i < mostOld {
+		if len(kept) < mostOld {
 			err = p.adoptOne(ctx, o)
 		}
 		if err == nil {
