@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 	"strconv"
+
+	"golang.org/x/sys/unix"
 )
 
 // outliving is the cgroup beside the sandboxes in which processes are that outlive the
@@ -56,14 +58,25 @@ func (o Outliving) Processes() ([]int, error) {
 	return list, nil
 }
 
-// Remove ends the processes there, and removes the cgroup.
+// Remove ends the processes there, and removes the cgroup. The Tree may be closed.
 func (o Outliving) Remove(ctx context.Context) error {
 	ctx, cancel := o.t.within(ctx)
 	defer cancel()
-	if err := o.t.control.kill(ctx, o.dir()); err != nil {
-		return fmt.Errorf("end what outlives the daemon: %w", err)
+	for {
+		list, err := o.Processes()
+		if err != nil {
+			return err
+		}
+		if len(list) == 0 {
+			break
+		}
+		for _, pid := range list {
+			_ = unix.Kill(pid, unix.SIGKILL) // ESRCH: it has exited already
+			if err := waitExit(ctx, pid); err != nil {
+				return fmt.Errorf("end what outlives the daemon: %w", err)
+			}
+		}
 	}
-	o.t.control.removed(o.dir())
 	var errs []error
 	for _, dir := range o.in() {
 		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
