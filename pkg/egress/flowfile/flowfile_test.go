@@ -179,3 +179,19 @@ func FuzzEntry(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkPut is what a socket costs: one write to tmpfs, if TMPDIR is there.
+func BenchmarkPut(b *testing.B) {
+	f, err := Create(filepath.Join(b.TempDir(), "flows"), head)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	for b.Loop() {
+		n, err := f.Put(entry(1, 1, "allowed.test"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		f.Clear(n)
+	}
+}
