@@ -80,9 +80,8 @@ func (s *policyShelf) DeletePolicy(ctx context.Context, name string) error {
 			return err
 		}
 		if len(used) > 0 {
-			return refusal{errs.Wire(errs.New(errs.WrongState, "policy %s is in use by %s; delete these sandboxes first, also if they "+
-				"have ended, or start them and give them a policy of their own (`sandboxctl egress set`)", name, clipped(used)),
-				"POLICY::IN_USE")}
+			return refusal{errs.Wire(errs.New(errs.WrongState, "policy %s is in use by %s: delete them, also those that have ended, or "+
+				"give them another policy (`sandboxctl egress set`) while they run or are paused", name, clipped(used)), "POLICY::IN_USE")}
 		}
 		return policies.Delete([]byte(name))
 	}, func() {
