@@ -241,10 +241,18 @@ func (d *Daemon) Ended() <-chan struct{} { return d.done }
 func (d *Daemon) Log() string { return d.log.String() }
 
 func (d *Daemon) teardown() {
+	if err := d.Teardown(); err != nil {
+		d.t.Error(err)
+	}
+}
+
+// Teardown runs sandboxd teardown, whose error says what it printed.
+func (d *Daemon) Teardown() error {
 	out, err := exec.Command(d.program, "teardown", "--config", d.Config).CombinedOutput()
 	if err != nil {
-		d.t.Errorf("teardown: %v\n%s", err, out)
+		return fmt.Errorf("teardown: %w\n%s", err, out)
 	}
+	return nil
 }
 
 // lock prevents two test processes from using one instance.

@@ -1,6 +1,7 @@
 package cgroups
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,9 +74,7 @@ func Open(c Config) (*Tree, error) {
 }
 
 func open(c Config, lay *layout) (*Tree, error) {
-	if c.Root == "" {
-		c.Root = c.Instance.CgroupRoot()
-	}
+	c.Root = cmp.Or(c.Root, c.Instance.CgroupRoot())
 	if path.Clean("/"+c.Root) != "/"+c.Root {
 		return nil, fmt.Errorf("open cgroups: root %q: want a clean relative path such as %s", c.Root, c.Instance.CgroupRoot())
 	}
@@ -303,6 +302,15 @@ func (t *Tree) List(ctx context.Context) ([]string, error) {
 	}
 	sort.Strings(ids)
 	return ids, nil
+}
+
+// Find is Open without making anything, for RemoveRoot alone.
+func Find(c Config) (*Tree, error) {
+	lay, err := detect()
+	if err != nil {
+		return nil, err
+	}
+	return &Tree{places: places{layout: lay, root: cmp.Or(c.Root, c.Instance.CgroupRoot())}, inst: c.Instance}, nil
 }
 
 // RemoveRoot removes the root in every hierarchy, for uninstalling. It fails
