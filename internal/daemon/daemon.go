@@ -325,31 +325,53 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 	return nil
 }
 
-func (d *Daemon) openManager() error {
-	bundles, err := newBundles(d.cfg, d.files, d.ns, d.cgroups)
-	if err != nil {
-		return err
-	}
+// openRuntimes opens the drivers of both runtimes, which read their bundles in dir(id).
+func openRuntimes(d *Daemon, dir func(id string) string) (map[string]sandbox.RuntimeKind, error) {
 	gvisor, err := runsc.New(runsc.Config{
 		Binary:        filepath.Join(d.cfg.LibexecDir, "runsc"),
 		Root:          filepath.Join(d.cfg.RunDir, "runsc"),
-		Bundle:        bundles.dir,
+		Bundle:        dir,
 		StartInCgroup: d.cgroups.Start,
 		Processes:     d.cgroups.Processes,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	d.onClose(gvisor.Close)
 	d.runc, err = runc.New(runc.Config{
 		Binary: filepath.Join(d.cfg.LibexecDir, "sandboxd-runc"),
 		Root:   filepath.Join(d.cfg.RunDir, "runc"),
-		Bundle: bundles.dir,
+		Bundle: dir,
 	})
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(d.runc.Close)
+	return map[string]sandbox.RuntimeKind{
+		oci.Runsc: {
+			Runtime:       gvisor,
+			OOMGroup:      true,
+			HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
+			HoldsLink:     true,
+			HostPids:      runscHostPids,
+		},
+		oci.Runc: {
+			Runtime:  d.runc,
+			OwnUsers: !weak.Off(weak.UserNS),
+			Early:    func() { _ = d.cgroups.Rouse() }, // if it fails, a start takes longer
+		},
+	}, nil
+}
+
+func (d *Daemon) openManager() error {
+	bundles, err := newBundles(d.cfg, d.files, d.ns, d.cgroups)
 	if err != nil {
 		return err
 	}
-	d.onClose(d.runc.Close)
+	runtimes, err := openRuntimes(d, bundles.dir)
+	if err != nil {
+		return err
+	}
 	d.agents = newAgents(d.cfg, d.files.Disks)
 	d.ports = publish.New(d.log)
 	d.onClose(func() error { d.ports.CloseAll(); return nil })
@@ -370,20 +392,7 @@ func (d *Daemon) openManager() error {
 		Bundles:    bundles,
 		Agents:     d.agents,
 		Store:      d.store,
-		Runtimes: map[string]sandbox.RuntimeKind{
-			oci.Runsc: {
-				Runtime:       gvisor,
-				OOMGroup:      true,
-				HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
-				HoldsLink:     true,
-				HostPids:      runscHostPids,
-			},
-			oci.Runc: {
-				Runtime:  d.runc,
-				OwnUsers: !weak.Off(weak.UserNS),
-				Early:    func() { _ = d.cgroups.Rouse() }, // if it fails, a start takes longer
-			},
-		},
+		Runtimes:   runtimes,
 	}, sandbox.Config{
 		Instance:   d.cfg.Instance,
 		Addr:       d.cfg.Addr,
