@@ -27,8 +27,9 @@ func named(t *testing.T, edit wire.PolicyEdit) (d *daemon, asked chan string) {
 			return
 		case r.URL.Path == "/v1/policies":
 			v = wire.PolicyList{Items: []wire.PolicySummary{{
-				Name: edit.Name, Version: edit.Version, DefaultAction: edit.NetworkPolicy.DefaultAction, Rules: len(edit.NetworkPolicy.Egress),
-				Source: edit.Source, UsedBy: edit.UsedBy, CreatedAt: edit.CreatedAt, EditedAt: edit.CreatedAt,
+				Name: edit.Name, Version: edit.Version, DefaultAction: edit.NetworkPolicy.DefaultAction,
+				Rules: len(edit.NetworkPolicy.Egress), Source: edit.Source, UsedBy: edit.UsedBy,
+				CreatedAt: edit.CreatedAt, EditedAt: edit.CreatedAt,
 			}}}
 		}
 		json.NewEncoder(w).Encode(v) //nolint:errcheck // the test sees what is missing

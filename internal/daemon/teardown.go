@@ -110,8 +110,8 @@ func vacateLost(ctx context.Context, cfg *config.Config) error {
 		return err
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("%s does not exist, and this host still has %s of sandboxes of instance %s: put the file back and tear down again; "+
-			"if it is lost, start sandboxd, which ends sandboxes that it does not know, and tear down then", stateFile(cfg),
+		return fmt.Errorf("%s does not exist, and this host still has %s of sandboxes of instance %s: put the file back and tear down "+
+			"again; if it is lost, start sandboxd, which ends sandboxes that it does not know, and tear down then", stateFile(cfg),
 			strings.Join(left, ", "), cfg.Instance)
 	}
 	c := cgroups.Config{Instance: cfg.Instance}

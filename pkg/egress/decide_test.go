@@ -298,8 +298,14 @@ func TestExplainStored(t *testing.T) {
 		t    Target
 		want Explanation
 	}{
-		{Target{Name: "pypi.org", Port: 443}, Explanation{Allowed: true, Rule: "allow pypi.org", Resolves: true, ResolvesRule: "allow pypi.org"}},
-		{Target{Name: "pypi.org", Port: 80}, Explanation{Rule: "host: deny pypi.org:80", Fixed: true, Resolves: true, ResolvesRule: "allow pypi.org"}},
+		{
+			Target{Name: "pypi.org", Port: 443},
+			Explanation{Allowed: true, Rule: "allow pypi.org", Resolves: true, ResolvesRule: "allow pypi.org"},
+		},
+		{
+			Target{Name: "pypi.org", Port: 80},
+			Explanation{Rule: "host: deny pypi.org:80", Fixed: true, Resolves: true, ResolvesRule: "allow pypi.org"},
+		},
 		{Target{Name: "npmjs.org", Port: 443}, Explanation{Rule: "default", ResolvesRule: "default"}},
 		{Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 443}, Explanation{Allowed: true, Rule: "allow 203.0.113.7/32:443"}},
 		{Target{Addr: netip.MustParseAddr("203.0.113.8"), Port: 22}, Explanation{Rule: "default"}}, // pypi.org may have it

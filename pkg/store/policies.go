@@ -215,9 +215,9 @@ func putPolicy(tx *bbolt.Tx, p record.Policy) error {
 		return err
 	}
 	if others+len(b) > record.MaxPolicyBytes && len(b) > len(bucket.Get([]byte(p.Name))) {
-		return refusal{errs.New(errs.Exhausted, "with it, policy %s would take %.1f MiB with the versions that are kept, and others take %.1f "+
-			"MiB; all policies of this host may take %d MiB: give it fewer rules, such as ranges in the place of addresses, or delete "+
-			"others (`sandboxctl policy rm`)", p.Name, mebibytes(len(b)), mebibytes(others), record.MaxPolicyBytes>>20)}
+		return refusal{errs.New(errs.Exhausted, "with it, policy %s would take %.1f MiB with the versions that are kept, and others take "+
+			"%.1f MiB; all policies of this host may take %d MiB: give it fewer rules, such as ranges in the place of addresses, or "+
+			"delete others (`sandboxctl policy rm`)", p.Name, mebibytes(len(b)), mebibytes(others), record.MaxPolicyBytes>>20)}
 	}
 	return bucket.Put([]byte(p.Name), b)
 }

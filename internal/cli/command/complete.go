@@ -98,7 +98,8 @@ func argument(words []string, n int) string {
 func (p *Program) candidates(cmd *cobra.Command, kind string, have []string, typed string) ([]string, cobra.ShellCompDirective) {
 	const none = cobra.ShellCompDirectiveNoFileComp
 	isPath := func(part string) bool { return strings.Contains(kind, part) }
-	if !strings.HasPrefix(kind, "SANDBOX:") && kind != policyOrFile && slices.ContainsFunc([]string{"PATH", "FILE", "DIR", "ARCHIVE"}, isPath) {
+	also := strings.HasPrefix(kind, "SANDBOX:") || kind == policyOrFile // a path, and something of the daemon's
+	if !also && slices.ContainsFunc([]string{"PATH", "FILE", "DIR", "ARCHIVE"}, isPath) {
 		return nil, cobra.ShellCompDirectiveDefault
 	}
 	cl, err := p.Client()

@@ -171,8 +171,8 @@ func userName(u wire.PolicyUser) string {
 
 func newPolicyRm(p *command.Program) *cobra.Command {
 	return p.Verb(&cobra.Command{
-		Use:     "rm POLICY...",
-		Short:   "Remove named network policies that no sandbox uses",
+		Use:   "rm POLICY...",
+		Short: "Remove named network policies that no sandbox uses",
 		Long: `Remove named network policies that no sandbox uses, and print their names. If sandboxes
 use a policy, in whatever state, the error names them and the policy stays.`,
 		Example: `  sandboxctl policy rm build`,
