@@ -149,7 +149,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	if err := d.openStorage(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.openCgroups(ctx); err != nil {
+	if err := d.openCgroups(ctx, d.disksToLimit()); err != nil {
 		return nil, err
 	}
 	if err := d.openNetwork(ctx); err != nil {
@@ -203,8 +203,8 @@ func (d *Daemon) claim() error {
 
 // openCgroups finds the cgroup below which sandboxes live: a systemd scope if systemd
 // is init, because it owns the tree then; otherwise a cgroup of our own.
-func (d *Daemon) openCgroups(ctx context.Context) (err error) {
-	c := cgroups.Config{Instance: d.cfg.Instance, Disks: d.disksToLimit()}
+func (d *Daemon) openCgroups(ctx context.Context, disks []cgroups.Disk) (err error) {
+	c := cgroups.Config{Instance: d.cfg.Instance, Disks: disks}
 	if systemd.Booted() {
 		d.scope = systemd.NewScope(d.cfg.Instance.String())
 		if err := d.scope.Keep(ctx); err != nil && !d.scope.Stands() {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/journal"
-	"github.com/sandboxd/sandboxd/internal/systemd"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/netns"
@@ -29,13 +28,13 @@ import (
 // cgroup root, run directory, the mount of the pool. The state directory stays, with
 // images and volumes in it. Teardown refuses while a daemon of the instance runs.
 func Teardown(ctx context.Context, cfg *config.Config) error {
+	log := journal.New(os.Stderr, slog.LevelWarn)
 	if _, err := os.Stat(stateFile(cfg)); errors.Is(err, fs.ErrNotExist) {
-		if err := vacateLost(ctx, cfg); err != nil {
+		if err := vacateLost(ctx, cfg, log); err != nil {
 			return fmt.Errorf("teardown: %w", err)
 		}
 		return nil
 	}
-	log := journal.New(os.Stderr, slog.LevelWarn)
 	d, err := open(ctx, cfg, log)
 	if err != nil {
 		return fmt.Errorf("teardown: %w", err)
@@ -93,7 +92,7 @@ func (d *Daemon) vacate(ctx context.Context, rmdir func(dir string) error) error
 // removed its state directory, or no daemon of this configuration ever ran. It needs
 // nothing but the instance's letter, and makes no state. It fails, and removes nothing,
 // while there is anything of a sandbox: nobody knows what that sandbox was.
-func vacateLost(ctx context.Context, cfg *config.Config) error {
+func vacateLost(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	ran, up, err := traces(cfg)
 	if err != nil || !ran && !up { // also where sandboxd cannot run
 		return err
@@ -110,20 +109,17 @@ func vacateLost(ctx context.Context, cfg *config.Config) error {
 		return err
 	}
 	if len(left) > 0 {
+		if n := len(left) - 5; n > 0 {
+			left = append(left[:5], fmt.Sprintf("%d more", n))
+		}
 		return fmt.Errorf("%s does not exist, and this host still has %s of sandboxes of instance %s: put the file back and tear down "+
 			"again; if it is lost, start sandboxd, which ends sandboxes that it does not know, and tear down then", stateFile(cfg),
 			strings.Join(left, ", "), cfg.Instance)
 	}
-	c := cgroups.Config{Instance: cfg.Instance}
-	d := &Daemon{cfg: cfg}
-	if systemd.Booted() {
-		d.scope = systemd.NewScope(cfg.Instance.String())
-		c.Root = d.scope.Cgroup()
-	}
-	if d.cgroups, err = cgroups.Find(c); err != nil {
-		return err
-	}
-	if err := d.removeCgroups(ctx); err != nil { // first: it fails if a sandbox is left that shows nowhere else
+	d := &Daemon{cfg: cfg, log: log}
+	err = d.openCgroups(ctx, nil)
+	// Before the rules: it fails if a sandbox is left that shows nowhere else.
+	if err = errors.Join(err, d.Close(), d.removeCgroups(ctx)); err != nil {
 		return err
 	}
 	if err := errors.Join(egress.Purge(ctx, cfg.Instance), ns.Purge(ctx)); err != nil || !ran {

@@ -1,7 +1,6 @@
 package cgroups
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,7 +73,9 @@ func Open(c Config) (*Tree, error) {
 }
 
 func open(c Config, lay *layout) (*Tree, error) {
-	c.Root = cmp.Or(c.Root, c.Instance.CgroupRoot())
+	if c.Root == "" {
+		c.Root = c.Instance.CgroupRoot()
+	}
 	if path.Clean("/"+c.Root) != "/"+c.Root {
 		return nil, fmt.Errorf("open cgroups: root %q: want a clean relative path such as %s", c.Root, c.Instance.CgroupRoot())
 	}
@@ -302,15 +303,6 @@ func (t *Tree) List(ctx context.Context) ([]string, error) {
 	}
 	sort.Strings(ids)
 	return ids, nil
-}
-
-// Find is Open without making anything, for RemoveRoot alone.
-func Find(c Config) (*Tree, error) {
-	lay, err := detect()
-	if err != nil {
-		return nil, err
-	}
-	return &Tree{places: places{layout: lay, root: cmp.Or(c.Root, c.Instance.CgroupRoot())}, inst: c.Instance}, nil
 }
 
 // RemoveRoot removes the root in every hierarchy, for uninstalling. It fails
