@@ -94,7 +94,10 @@ func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanat
 	e.mu.RLock()
 	s := e.byID[id]
 	e.mu.RUnlock()
-	if s == nil {
+	leased := func(netip.Addr) []string { return nil }
+	if s != nil {
+		leased = s.leased
+	} else {
 		p, err := policy.Compile(e.cfg.Host, stored)
 		if err != nil {
 			return x, err
@@ -114,8 +117,8 @@ func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanat
 		x.Rule, x.Fixed = why.Text, !x.Allowed && p.Fixed(f, t.Name)
 		return x, nil
 	}
-	x.Leased = s.leased(t.Addr)
-	action, why := e.decide(s, f)
+	x.Leased = leased(t.Addr)
+	action, why := e.decideBy(s, f, leased)
 	x.Allowed = action == policy.Allow
 	if action == policy.Proxy {
 		x.ByName = true
