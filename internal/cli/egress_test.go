@@ -168,6 +168,10 @@ func TestEgressExplained(t *testing.T) {
 	}{
 		{no, "denied: pypi.org:443/tcp: no rule allows it\nto allow it:\n  sandboxctl egress patch --allow pypi.org:443 lab\n"},
 		{yes, "allowed: pypi.org:443/tcp: by the rule allow pypi.org:443\n"},
+		{
+			wire.Explanation{Target: "1.1.1.1:22/tcp", Verdict: wire.VerdictDeny, Reason: "no", Allow: "1.1.1.1:22", Note: "it is Failed"},
+			"denied: 1.1.1.1:22/tcp: no\nnote: it is Failed\nto allow it:\n  sandboxctl egress patch --allow 1.1.1.1:22 lab\n",
+		},
 		{never, "denied: 10.0.0.1:22/tcp: host address\nthe address is one of a, b\nno rule of the sandbox for this target can allow it\n"},
 	} {
 		mu.Lock()

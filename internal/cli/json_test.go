@@ -279,7 +279,10 @@ func newFixedDaemon(t *testing.T) (url string) {
 			Key:    wire.Key{Name: "ci", Role: "operator", CreatedAt: &at},
 			Secret: "secret",
 		}},
-		"GET /policies":       {wire.PolicyList{Items: []wire.Policy{pol}}},
+		"GET /policies": {wire.PolicyList{Items: []wire.PolicySummary{{
+			Name: "build", Version: 2, DefaultAction: "deny", Rules: 1, Source: wire.PolicyOfStore, UsedBy: pol.UsedBy, CreatedAt: at,
+			EditedAt: at,
+		}}}},
 		"GET /policies/build": {pol},
 		"PUT /policies/build": {wire.PolicyEdit{
 			Policy: pol, Changed: true, Moved: pol.UsedBy, Pending: []wire.PolicyUser{}, Failed: []wire.PolicyUser{},

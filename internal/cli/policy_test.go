@@ -26,7 +26,11 @@ func named(t *testing.T, edit wire.PolicyEdit) (d *daemon, asked chan string) {
 			w.WriteHeader(http.StatusNoContent)
 			return
 		case r.URL.Path == "/v1/policies":
-			v = wire.PolicyList{Items: []wire.Policy{edit.Policy}}
+			v = wire.PolicyList{Items: []wire.PolicySummary{{
+				Name: edit.Name, Version: edit.Version, DefaultAction: edit.NetworkPolicy.DefaultAction,
+				Rules: len(edit.NetworkPolicy.Egress), Source: edit.Source, UsedBy: edit.UsedBy,
+				CreatedAt: edit.CreatedAt, EditedAt: edit.CreatedAt,
+			}}}
 		}
 		json.NewEncoder(w).Encode(v) //nolint:errcheck // the test sees what is missing
 	}))
@@ -86,6 +90,26 @@ func TestCreateWithPolicy(t *testing.T) {
 		if r := d.run(t, "create", "--policy", value, "base"); r.code != 0 || d.create.Extensions[wire.ExtPolicy] != value ||
 			len(d.create.NetworkPolicy) > 0 {
 			t.Errorf("%s: %+v, asked for %+v", value, r, d.create)
+		}
+	}
+}
+
+// TestCompletePolicies: names of policies are offered where they are taken. A file will do
+// as well where a shell offers them.
+func TestCompletePolicies(t *testing.T) {
+	t.Setenv("COMPLETION_LIMIT", "30s")
+	d, _ := named(t, wire.PolicyEdit{Policy: wire.Policy{Name: "build", Version: 3}})
+	const files = ":0"
+	for args, want := range map[string][2]string{
+		"policy get |": {"build", ":4"}, "policy rm b|": {"build", ":4"}, "policy rm build |": {"", ":4"}, "policy rm x|": {"", ":4"},
+		"create --policy |": {"build", files}, "run --policy ./|": {"", files}, "egress set --policy bu|": {"build", files},
+		"policy set --policy |": {"json", ":8"}, // the shell looks for files with this ending
+	} {
+		words := strings.Fields(args)
+		words[len(words)-1] = strings.TrimSuffix(words[len(words)-1], "|")
+		got, directive := d.complete(t, words...)
+		if strings.Join(got, " ") != want[0] || directive != want[1] {
+			t.Errorf("%s: %q %s, want %q", args, got, directive, want)
 		}
 	}
 }

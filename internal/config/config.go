@@ -6,6 +6,7 @@
 package config
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"net/netip"
@@ -208,21 +209,32 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 		bad("%w", err)
 		c.Instance = 'a' // what derives from it is well formed
 	}
-	if c.StateDir == "" {
-		c.StateDir = c.Instance.StateDir()
+	c.validatePlaces(bad)
+	c.validateListen(bad)
+	c.validateGateway(bad)
+	c.validateNetwork(bad)
+	c.validatePolicies(bad)
+	c.validateStorage(bad)
+	c.validateRuntime(bad)
+	c.validateSecurity(bad)
+	c.validateImages(bad)
+	c.validateDefaults(bad)
+	c.validateLimits(bad)
+	switch c.Log.Level {
+	case "debug", "info", "warn", "error":
+	default:
+		bad("log.level = %q: want debug, info, warn or error", c.Log.Level)
 	}
-	if c.RunDir == "" {
-		c.RunDir = c.Instance.RunDir()
-	}
+}
+
+// validatePlaces fills in directories and sockets.
+func (c *Config) validatePlaces(bad func(string, ...any)) {
+	c.StateDir, c.RunDir = cmp.Or(c.StateDir, c.Instance.StateDir()), cmp.Or(c.RunDir, c.Instance.RunDir())
 	if err := c.fillPrograms(); err != nil {
 		bad("%w", err)
 	}
-	if c.Listen.Socket == "" {
-		c.Listen.Socket = filepath.Join(c.RunDir, "sandboxd.sock")
-	}
-	if c.Listen.AdminSocket == "" {
-		c.Listen.AdminSocket = filepath.Join(c.RunDir, "admin.sock")
-	}
+	c.Listen.Socket = cmp.Or(c.Listen.Socket, filepath.Join(c.RunDir, "sandboxd.sock"))
+	c.Listen.AdminSocket = cmp.Or(c.Listen.AdminSocket, filepath.Join(c.RunDir, "admin.sock"))
 	for name, dir := range map[string]string{
 		"state_dir": c.StateDir, "run_dir": c.RunDir, "libexec_dir": c.LibexecDir,
 		"recipes_dir": c.RecipesDir, "listen.socket": c.Listen.Socket, "listen.admin_socket": c.Listen.AdminSocket,
@@ -237,19 +249,23 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 	if within(c.RunDir, c.StateDir) || within(c.StateDir, c.RunDir) {
 		bad("run_dir %s and state_dir %s overlap: keep them apart, because run_dir is cleared", c.RunDir, c.StateDir)
 	}
-	c.validateListen(bad)
-	c.validateGateway(bad)
-	c.validateNetwork(bad)
-	c.validatePolicies(bad)
-	c.validateStorage(bad)
+}
+
+func (c *Config) validateRuntime(bad func(string, ...any)) {
 	if c.Runtime.Default != "runsc" && c.Runtime.Default != "runc" {
 		bad("runtime.default = %q: want runsc or runc", c.Runtime.Default)
 	}
-	c.validateSecurity(bad)
-	c.validateImages(bad)
 	if c.Runtime.StartTimeout <= 0 {
 		bad("runtime.start_timeout: want more than 0")
 	}
+	for name, n := range map[string]int{"runsc": c.Prepared.Runsc, "runc": c.Prepared.Runc} {
+		if n < 0 || n > maxPrepared {
+			bad("prepared.%s = %d: want 1 to %d, or 0 for none", name, n, maxPrepared)
+		}
+	}
+}
+
+func (c *Config) validateDefaults(bad func(string, ...any)) {
 	if c.Defaults.Memory < 64<<20 || c.Defaults.CPU <= 0 || c.Defaults.Pids <= 0 || c.Defaults.Disk < 0 {
 		bad("defaults: want memory ≥ 64Mi, cpu > 0, pids > 0, disk ≥ 0")
 	}
@@ -261,6 +277,9 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 	default:
 		bad("defaults.network = %q: want none, rules or open", c.Defaults.Network)
 	}
+}
+
+func (c *Config) validateLimits(bad func(string, ...any)) {
 	if n := c.Limits.MaxSandboxes; n < 1 || n > instance.MaxSlots {
 		bad("limits.max_sandboxes = %d: want 1 to %d", n, instance.MaxSlots)
 	}
@@ -270,21 +289,11 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 	case n < 0 || n > instance.MaxSlots:
 		bad("limits.max_creating = %d: want 1 to %d, or 0 for twice the CPUs", n, instance.MaxSlots)
 	}
-	for name, n := range map[string]int{"runsc": c.Prepared.Runsc, "runc": c.Prepared.Runc} {
-		if n < 0 || n > maxPrepared {
-			bad("prepared.%s = %d: want 1 to %d, or 0 for none", name, n, maxPrepared)
-		}
-	}
 	if n := c.Limits.RequestsPerSecond; n < 0 || n > 1e6 {
 		bad("limits.requests_per_second = %d: want 1 to 1000000, or 0 for no limit", n)
 	}
 	if d := time.Duration(c.Limits.RetainEnded); d < time.Second {
 		bad("limits.retain_ended = %s: want at least 1s, so that clients can read why a sandbox ended", d)
-	}
-	switch c.Log.Level {
-	case "debug", "info", "warn", "error":
-	default:
-		bad("log.level = %q: want debug, info, warn or error", c.Log.Level)
 	}
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -52,6 +53,10 @@ func (c *Config) validatePolicies(bad func(string, ...any)) {
 	if _, err := policy.Compile(c.Egress.Host, record.Network{Mode: record.NetworkRules}); err != nil {
 		bad("egress: %w", err)
 	}
+	if n := len(c.Policies); n > record.MaxPolicies {
+		bad("policies: there are %d tables [policies.NAME]: want at most %d", n, record.MaxPolicies)
+	}
+	size := 0
 	for _, name := range slices.Sorted(maps.Keys(c.Policies)) {
 		key := "policies." + name
 		if !record.IsPolicyName(name) {
@@ -65,6 +70,11 @@ func (c *Config) validatePolicies(bad func(string, ...any)) {
 		if _, err := policy.Compile(policy.Host{}, n); err != nil {
 			bad("%s.rules: %w", key, err)
 		}
+		b, _ := json.Marshal(n) //nolint:errcheck // rules are plain values
+		size += len(b)
+	}
+	if size > record.MaxPolicyBytes {
+		bad("policies: their rules take %d MiB: want at most %d", size>>20, record.MaxPolicyBytes>>20)
 	}
 }
 

@@ -68,3 +68,18 @@ func TestBadPolicies(t *testing.T) {
 		}
 	}
 }
+
+// TestManyPolicies: the configuration has no more policies than the host keeps.
+func TestManyPolicies(t *testing.T) {
+	var text strings.Builder
+	for n := range record.MaxPolicies {
+		fmt.Fprintf(&text, "[policies.p%d]\n", n)
+	}
+	if _, err := load(t, text.String()); err != nil {
+		t.Error(err)
+	}
+	text.WriteString("[policies.more]")
+	if _, err := load(t, text.String()); err == nil || !strings.Contains(err.Error(), "257 tables [policies.NAME]: want at most 256") {
+		t.Error(err)
+	}
+}

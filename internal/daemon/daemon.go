@@ -150,7 +150,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	if err := d.openStorage(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.openCgroups(ctx); err != nil {
+	if err := d.openCgroups(ctx, d.disksToLimit()); err != nil {
 		return nil, err
 	}
 	if err := d.openNetwork(ctx); err != nil {
@@ -204,8 +204,8 @@ func (d *Daemon) claim() error {
 
 // openCgroups finds the cgroup below which sandboxes live: a systemd scope if systemd
 // is init, because it owns the tree then; otherwise a cgroup of our own.
-func (d *Daemon) openCgroups(ctx context.Context) (err error) {
-	c := cgroups.Config{Instance: d.cfg.Instance, Disks: d.disksToLimit()}
+func (d *Daemon) openCgroups(ctx context.Context, disks []cgroups.Disk) (err error) {
+	c := cgroups.Config{Instance: d.cfg.Instance, Disks: disks}
 	if systemd.Booted() {
 		d.scope = systemd.NewScope(d.cfg.Instance.String())
 		if err := d.scope.Keep(ctx); err != nil && !d.scope.Stands() {
@@ -329,31 +329,53 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 	return nil
 }
 
-func (d *Daemon) openManager() error {
-	bundles, err := newBundles(d.cfg, d.files, d.ns, d.cgroups)
-	if err != nil {
-		return err
-	}
+// openRuntimes opens the drivers of both runtimes, which read their bundles in dir(id).
+func openRuntimes(d *Daemon, dir func(id string) string) (map[string]sandbox.RuntimeKind, error) {
 	gvisor, err := runsc.New(runsc.Config{
 		Binary:        filepath.Join(d.cfg.LibexecDir, "runsc"),
 		Root:          filepath.Join(d.cfg.RunDir, "runsc"),
-		Bundle:        bundles.dir,
+		Bundle:        dir,
 		StartInCgroup: d.cgroups.Start,
 		Processes:     d.cgroups.Processes,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	d.onClose(gvisor.Close)
 	d.runc, err = runc.New(runc.Config{
 		Binary: filepath.Join(d.cfg.LibexecDir, "sandboxd-runc"),
 		Root:   filepath.Join(d.cfg.RunDir, "runc"),
-		Bundle: bundles.dir,
+		Bundle: dir,
 	})
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(d.runc.Close)
+	return map[string]sandbox.RuntimeKind{
+		oci.Runsc: {
+			Runtime:       gvisor,
+			OOMGroup:      true,
+			HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
+			HoldsLink:     true,
+			HostPids:      runscHostPids,
+		},
+		oci.Runc: {
+			Runtime:  d.runc,
+			OwnUsers: !weak.Off(weak.UserNS),
+			Early:    func() { _ = d.cgroups.Rouse() }, // if it fails, a start takes longer
+		},
+	}, nil
+}
+
+func (d *Daemon) openManager() error {
+	bundles, err := newBundles(d.cfg, d.files, d.ns, d.cgroups)
 	if err != nil {
 		return err
 	}
-	d.onClose(d.runc.Close)
+	runtimes, err := openRuntimes(d, bundles.dir)
+	if err != nil {
+		return err
+	}
 	d.agents = newAgents(d.cfg, d.files.Disks)
 	d.ports = publish.New(d.log)
 	d.onClose(func() error { d.ports.CloseAll(); return nil })
@@ -374,20 +396,7 @@ func (d *Daemon) openManager() error {
 		Bundles:    bundles,
 		Agents:     d.agents,
 		Store:      d.store,
-		Runtimes: map[string]sandbox.RuntimeKind{
-			oci.Runsc: {
-				Runtime:       gvisor,
-				OOMGroup:      true,
-				HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
-				HoldsLink:     true,
-				HostPids:      runscHostPids,
-			},
-			oci.Runc: {
-				Runtime:  d.runc,
-				OwnUsers: !weak.Off(weak.UserNS),
-				Early:    func() { _ = d.cgroups.Rouse() }, // if it fails, a start takes longer
-			},
-		},
+		Runtimes:   runtimes,
 	}, sandbox.Config{
 		Instance:   d.cfg.Instance,
 		Addr:       d.cfg.Addr,

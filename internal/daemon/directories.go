@@ -39,8 +39,7 @@ func claim(cfg *config.Config) (locks []*os.File, err error) {
 		}
 		return err
 	}
-	if err := take(fmt.Sprintf("/run/sandboxd-%s.lock", cfg.Instance),
-		fmt.Sprintf("runs as instance %q on this host", cfg.Instance)); err != nil {
+	if err := take(instanceLock(cfg)); err != nil {
 		return locks, err
 	}
 	if err := ownDirectory("state_dir", cfg.StateDir, 0o700); err != nil {
@@ -54,6 +53,11 @@ func claim(cfg *config.Config) (locks []*os.File, err error) {
 		return locks, err
 	}
 	return locks, os.WriteFile(filepath.Join(cfg.RunDir, marker), nil, 0o600)
+}
+
+// instanceLock is the file that a daemon of an instance locks, and what another one is told.
+func instanceLock(cfg *config.Config) (path, what string) {
+	return fmt.Sprintf("/run/sandboxd-%s.lock", cfg.Instance), fmt.Sprintf("runs as instance %q on this host", cfg.Instance)
 }
 
 // ownDirectory makes dir. It refuses a non-empty directory that is not sandboxd's: the

@@ -8,7 +8,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
-	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -31,14 +30,24 @@ func (n network) Denials(id string) wire.Denials {
 func (n network) Denied(id string) int64 { return n.denials.count(id) }
 
 func (n network) Explain(_ context.Context, r *record.Record, t spec.Target) (wire.Explanation, error) {
-	x, err := n.egress.Explain(r.ID, egress.Target{Name: t.Name, Addr: t.Addr, Port: t.Port, Proto: t.Proto})
-	if errs.Is(err, errs.NotFound) { // the sandbox is there
-		err = errs.New(errs.WrongState, "sandbox %s is %s and has no network now; start or resume it first", r.ID, spec.StateOf(r))
-	}
+	x, err := n.egress.Explain(r.ID, r.Spec.Network, egress.Target{Name: t.Name, Addr: t.Addr, Port: t.Port, Proto: t.Proto})
 	if err != nil {
 		return wire.Explanation{}, err
 	}
-	return explanationOf(x, t, r.ID), nil
+	out := explanationOf(x, t, r.ID)
+	if x.Stored {
+		out.Note = storedNote(spec.StateOf(r), t)
+	}
+	return out, nil
+}
+
+// storedNote says what an explanation of a sandbox that does not run leaves open.
+func storedNote(state string, t spec.Target) string {
+	note := "the sandbox is " + state + ": its stored policy answers, and can be changed when it runs"
+	if t.Name == "" {
+		note += "; which names DNS has answered with this address is not known, so no rule by name is counted"
+	}
+	return note
 }
 
 // explanationOf returns an explanation for a sandbox as an API type.

@@ -33,16 +33,10 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, pool, err := d.files.Pool.Space()
+	offer, err := offerOf(d)
 	if err != nil {
 		return nil, err
 	}
-	total, err := memory("MemTotal")
-	if err != nil {
-		return nil, err
-	}
-	canIO, _ := d.cgroups.LimitsIO()
-	def := d.cfg.Defaults
 	return api.New(api.Config{
 		APIKeys:           keys,
 		Keys:              d.store,
@@ -57,31 +51,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		TrustedProxies:    d.cfg.Listen.Proxies,
 		RequestsPerSecond: d.cfg.Limits.RequestsPerSecond,
 
-		Offer: spec.Offer{
-			Runtime:      d.cfg.Runtime.Default,
-			Security:     record.Security(def.Security),
-			Network:      record.NetworkMode(def.Network),
-			MemoryBytes:  int64(def.Memory),
-			CPUMillis:    int64(def.CPU),
-			Pids:         def.Pids,
-			DiskBytes:    int64(def.Disk),
-			LogBytes:     int64(def.LogSize),
-			VolumeBytes:  int64(d.cfg.Storage.VolumeSize),
-			MaxDiskBytes: pool,
-			MaxTimeout:   time.Duration(d.cfg.Limits.MaxTimeout),
-			Runtimes:     []string{oci.Runsc, oci.Runc},
-
-			SecurityLevels: d.cfg.Security.Offered(),
-
-			NoDisk:      !d.files.Pool.Limits(),
-			NoIO:        !canIO,
-			ParseRule:   policy.ParseRule,
-			ParsePolicy: policy.FromJSON,
-			NormalName:  policy.NormalName,
-			HostAddress: d.egress.HostAddress,
-
-			HostMemoryBytes: total,
-		},
+		Offer: offer,
 		Host:  d.hostNames,
 		Notes: d.notes,
 
@@ -105,6 +75,45 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of,
 	}, d.manager.Snapshots(),
 		diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
+}
+
+// offerOf is what requests may ask for on this host, and what they get if they do not ask.
+func offerOf(d *Daemon) (o spec.Offer, err error) {
+	_, pool, err := d.files.Pool.Space()
+	if err != nil {
+		return o, err
+	}
+	total, err := memory("MemTotal")
+	if err != nil {
+		return o, err
+	}
+	canIO, _ := d.cgroups.LimitsIO()
+	def := d.cfg.Defaults
+	return spec.Offer{
+		Runtime:      d.cfg.Runtime.Default,
+		Security:     record.Security(def.Security),
+		Network:      record.NetworkMode(def.Network),
+		MemoryBytes:  int64(def.Memory),
+		CPUMillis:    int64(def.CPU),
+		Pids:         def.Pids,
+		DiskBytes:    int64(def.Disk),
+		LogBytes:     int64(def.LogSize),
+		VolumeBytes:  int64(d.cfg.Storage.VolumeSize),
+		MaxDiskBytes: pool,
+		MaxTimeout:   time.Duration(d.cfg.Limits.MaxTimeout),
+		Runtimes:     []string{oci.Runsc, oci.Runc},
+
+		SecurityLevels: d.cfg.Security.Offered(),
+
+		NoDisk:      !d.files.Pool.Limits(),
+		NoIO:        !canIO,
+		ParseRule:   policy.ParseRule,
+		ParsePolicy: policy.FromJSON,
+		NormalName:  policy.NormalName,
+		HostAddress: d.egress.HostAddress,
+
+		HostMemoryBytes: total,
+	}, nil
 }
 
 // hostNames returns the names of r's resources on this host.

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -26,10 +28,13 @@ import (
 // cgroup root, run directory, the mount of the pool. The state directory stays, with
 // images and volumes in it. Teardown refuses while a daemon of the instance runs.
 func Teardown(ctx context.Context, cfg *config.Config) error {
-	if _, err := os.Stat(stateFile(cfg)); errors.Is(err, fs.ErrNotExist) {
-		return nil // no daemon of this configuration ever ran: there is nothing to remove
-	}
 	log := journal.New(os.Stderr, slog.LevelWarn)
+	if _, err := os.Stat(stateFile(cfg)); errors.Is(err, fs.ErrNotExist) {
+		if err := vacateLost(ctx, cfg, log); err != nil {
+			return fmt.Errorf("teardown: %w", err)
+		}
+		return nil
+	}
 	d, err := open(ctx, cfg, log)
 	if err != nil {
 		return fmt.Errorf("teardown: %w", err)
@@ -82,6 +87,87 @@ func (d *Daemon) vacate(ctx context.Context, rmdir func(dir string) error) error
 		return err
 	}
 	return rmdir(d.cfg.RunDir)
+}
+
+// vacateLost removes what an instance without a state file has on the host: somebody
+// removed its state directory, or no daemon of this configuration ever ran. It needs
+// nothing but the instance's letter, and makes no state. It fails, and removes nothing,
+// while there is anything of a sandbox: nobody knows what that sandbox was.
+func vacateLost(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
+	ran, up, err := traces(cfg)
+	if err != nil || !ran && !up { // also where sandboxd cannot run
+		return err
+	}
+	lock, err := lockFile(instanceLock(cfg))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	ns := netns.New(cfg.Instance, cfg.RunDir)
+	ns.Pool = cfg.Network.Pool
+	left, err := ofSandboxes(ctx, ns, cfg.RunDir)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		if n := len(left) - 5; n > 0 {
+			left = append(left[:5], fmt.Sprintf("%d more", n))
+		}
+		return fmt.Errorf("%s does not exist, and this host still has %s of sandboxes of instance %s: put the file back and tear down "+
+			"again; if it is lost, start sandboxd, which ends sandboxes that it does not know, and tear down then", stateFile(cfg),
+			strings.Join(left, ", "), cfg.Instance)
+	}
+	d := &Daemon{cfg: cfg, log: log}
+	err = d.openCgroups(ctx, nil)
+	// Before the rules: it fails if a sandbox is left that shows nowhere else.
+	if err = errors.Join(err, d.Close(), d.removeCgroups(ctx)); err != nil {
+		return err
+	}
+	if err := errors.Join(egress.Purge(ctx, cfg.Instance), ns.Purge(ctx)); err != nil || !ran {
+		return err
+	}
+	return removeRunDir(cfg.RunDir)
+}
+
+// traces reports what a daemon that ran since the boot leaves: its run directory (ran), and
+// the gateway's address on the host (up).
+func traces(cfg *config.Config) (ran, up bool, err error) {
+	if _, err := os.Stat(filepath.Join(cfg.RunDir, marker)); err == nil {
+		ran = true
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return false, false, fmt.Errorf("read run_dir: %w", err)
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return false, false, fmt.Errorf("list the addresses of this host: %w", err)
+	}
+	up = slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		p, ok := a.(*net.IPNet)
+		return ok && p.IP.String() == cfg.Instance.Gateway().String()
+	})
+	return ran, up, nil
+}
+
+// ofSandboxes lists links, namespaces and mounts of sandboxes.
+func ofSandboxes(ctx context.Context, ns *netns.Manager, runDir string) (all []string, err error) {
+	links, lerr := ns.ListLinks(ctx)
+	ids, nerr := ns.ListNamespaces(ctx)
+	mounts, merr := os.ReadFile("/proc/self/mountinfo")
+	for _, id := range links {
+		all = append(all, "the link "+netns.Link(id))
+	}
+	for _, id := range ids {
+		all = append(all, "the namespaces of "+id)
+	}
+	if real, err := filepath.EvalSymlinks(runDir); err == nil {
+		runDir = real
+	}
+	for line := range strings.Lines(string(mounts)) { // proc_pid_mountinfo(5): the fifth field is the mount point
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], runDir+"/") {
+			all = append(all, "the mount "+f[4])
+		}
+	}
+	return all, errors.Join(lerr, nerr, merr)
 }
 
 // abandonLimit is how long a start that failed may take to remove what it made.

@@ -27,23 +27,8 @@ import (
 )
 
 // Instance is the instance of test daemons, unless Options name another. Other is the
-// instance of a second daemon. SANDBOXD_TEST_INSTANCE gives both as two letters; "tu" if
-// it is empty.
-var Instance, Other = instances(cmp.Or(os.Getenv("SANDBOXD_TEST_INSTANCE"), "tu"))
-
-func instances(letters string) (first, second instance.Instance) {
-	if len(letters) != 2 || letters[0] == letters[1] {
-		panic(fmt.Sprintf("SANDBOXD_TEST_INSTANCE is %q: want two different letters, as tu", letters))
-	}
-	for i, of := range []*instance.Instance{&first, &second} {
-		parsed, err := instance.Parse(letters[i : i+1])
-		if err != nil {
-			panic("SANDBOXD_TEST_INSTANCE: " + err.Error())
-		}
-		*of = parsed
-	}
-	return first, second
-}
+// instance of a second daemon.
+var Instance, Other = hosttest.Instances()
 
 // Options change how a test daemon is set up. New uses the zero Options.
 type Options struct {
@@ -256,10 +241,18 @@ func (d *Daemon) Ended() <-chan struct{} { return d.done }
 func (d *Daemon) Log() string { return d.log.String() }
 
 func (d *Daemon) teardown() {
+	if err := d.Teardown(); err != nil {
+		d.t.Error(err)
+	}
+}
+
+// Teardown runs sandboxd teardown, whose error says what it printed.
+func (d *Daemon) Teardown() error {
 	out, err := exec.Command(d.program, "teardown", "--config", d.Config).CombinedOutput()
 	if err != nil {
-		d.t.Errorf("teardown: %v\n%s", err, out)
+		return fmt.Errorf("teardown: %w\n%s", err, out)
 	}
+	return nil
 }
 
 // lock prevents two test processes from using one instance.

@@ -56,8 +56,8 @@ func (h *networkHandlers) test(w http.ResponseWriter, r *http.Request, rec recor
 		return err
 	}
 	if target.Proto != "tcp" {
-		return errs.New(errs.Unsupported, "target %s: only tcp can be tested, because a server need not answer others; GET "+
-			"/v1/sandboxes/{id}/network/explain says what the policy makes of it", target)
+		return errs.New(errs.Unsupported, "target %s: only tcp can be tested, because a server need not answer %s; `sandboxctl "+
+			"egress explain` (GET /v1/sandboxes/{id}/network/explain) says what the policy makes of it", target, target.Proto)
 	}
 	if err := h.gateway.Reachable(r.Context(), &rec, wire.AgentPort); err != nil {
 		return err

@@ -126,7 +126,10 @@ func TestPolicyRoutes(t *testing.T) {
 	want("GET", "/v1/policies/build@3", "", 404, "POLICY::NOT_FOUND", "versions 1 to 2")
 	want("GET", "/v1/policies/build@x", "", 400, "POLICY::INVALID_NAME", "NAME@VERSION")
 	want("GET", "/v1/policies/none", "", 404, "POLICY::NOT_FOUND")
-	want("GET", "/v1/policies", "", 200, `"name":"build","version":2`)
+	want("GET", "/v1/policies", "", 200, `"name":"build","version":2,"defaultAction":"allow","rules":0,"source":"store"`, `"usedBy":[`)
+	if a := w.do("GET", "/v1/policies", ""); strings.Contains(string(a.body), "networkPolicy") {
+		t.Errorf("the list has rules: %s", a.body)
+	}
 	at := "/v1/sandboxes/" + w.create().ID + "/policy"
 	want("PUT", at, `{"name":"build"}`, 200, `{"name":"build","version":2,"pinned":false,"changed":false}`)
 	want("PUT", at, `{"name":"none"}`, 404, "POLICY::NOT_FOUND")

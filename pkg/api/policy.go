@@ -146,9 +146,9 @@ func (h *namedHandlers) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out := wire.PolicyList{Items: []wire.Policy{}}
+	out := wire.PolicyList{Items: []wire.PolicySummary{}}
 	for _, i := range all {
-		out.Items = append(out.Items, spec.Policy(i, i.Newest()))
+		out.Items = append(out.Items, spec.PolicySummary(i))
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil

@@ -259,9 +259,13 @@ func TestPouredSlowly(t *testing.T) {
 func TestPouredRequests(t *testing.T) {
 	body := largeBody()
 	cut := make(chan error, 1)
+	answered := make(chan struct{}, 1)
 	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/early" {
+			rw.Header().Set("Content-Length", "0")
 			rw.WriteHeader(http.StatusRequestEntityTooLarge)
+			http.NewResponseController(rw).Flush() //nolint:errcheck // the client sees it
+			<-answered                             // half a second later the server resets the connection, whoever has read the answer
 			return
 		}
 		got, err := io.ReadAll(r.Body)
@@ -271,6 +275,7 @@ func TestPouredRequests(t *testing.T) {
 		fmt.Fprint(rw, len(got) == 0 || bytes.Equal(got, body), err, r.ContentLength)
 	}))
 	defer app.Close()
+	defer close(answered)
 	w := newWorld(t)
 	w.app = app.Listener
 	path, tcp := "/sandboxes/"+w.create().ID+"/proxy/8000", strings.TrimPrefix(w.url, "http://")
@@ -310,6 +315,9 @@ func TestPouredRequests(t *testing.T) {
 				t.Fatalf("%s: %s: %v", name, ask.path, err)
 			}
 			got, err := io.ReadAll(resp.Body)
+			if ask.path == "/early" {
+				answered <- struct{}{}
+			}
 			if err != nil || string(got) != ask.want || (ask.want == "") != (resp.StatusCode == http.StatusRequestEntityTooLarge) {
 				t.Errorf("%s: %s: %d %q, %v; want %q", name, ask.path, resp.StatusCode, got, err, ask.want)
 			}

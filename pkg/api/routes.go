@@ -2,6 +2,7 @@ package api
 
 import (
 	"net/http"
+	"slices"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -39,16 +40,24 @@ const (
 // Only the first pattern that fits a path counts: a path has no methods but those of
 // this pattern.
 func (s *Server) table() []route {
-	const viewer, operator, admin = record.Viewer, record.Operator, record.Admin
-	on := func(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
-		return on(s.sandboxes.sandboxes, f)
-	}
-	rows := []route{
+	return slices.Concat(s.publicTable(), s.sandboxTable(), s.networkTable(), s.policyTable(), s.storageTable(), s.hostTable())
+}
+
+// publicTable is what needs no key.
+func (s *Server) publicTable() []route {
+	return []route{
 		{"GET", "/health", anyone, s.system.health},
 		{"GET", "/version", anyone, s.system.version}, // as upstream; without a key it is the release alone
 		{"GET", "/openapi.json", anyone, s.system.openAPI},
 		{"GET", "/docs", anyone, s.system.docs},
+	}
+}
 
+// sandboxTable is the part of the table about single sandboxes.
+func (s *Server) sandboxTable() []route {
+	const viewer, operator = record.Viewer, record.Operator
+	on := s.on
+	return []route{
 		{"POST", "/sandboxes", operator, s.sandboxes.create},
 		{"GET", "/sandboxes", viewer, s.sandboxes.list},
 		{"GET", "/sandboxes/{id}", viewer, on(s.sandboxes.get)},
@@ -73,7 +82,13 @@ func (s *Server) table() []route {
 		{"DELETE", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)}, // its headers open the port
 		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},              // see port
+	}
+}
 
+// storageTable is the part about snapshots, images and volumes.
+func (s *Server) storageTable() []route {
+	const viewer, operator, admin = record.Viewer, record.Operator, record.Admin
+	rows := []route{
 		{"GET", "/snapshots", viewer, s.snapshots.list},
 		{"GET", "/snapshots/{id}", viewer, s.snapshots.get},
 		{"DELETE", "/snapshots/{id}", operator, s.snapshots.delete},
@@ -88,7 +103,23 @@ func (s *Server) table() []route {
 		{"POST", "/images/{ref}/tag", operator, s.images.tag}, // another image's name: see image.Store.Tag
 		{"GET", "/images/{ref...}", viewer, s.images.inspect},
 		{"DELETE", "/images/{ref...}", admin, s.images.remove},
+	}
+	if s.cfg.NoVolumes {
+		return rows
+	}
+	return append(rows, []route{
+		{"GET", "/volumes", viewer, s.volumes.list},
+		{"POST", "/volumes", operator, s.volumes.create},
+		{"POST", "/volumes/prune", admin, s.volumes.prune}, // also what others want to keep
+		{"GET", "/volumes/{name}", viewer, s.volumes.inspect},
+		{"DELETE", "/volumes/{name}", operator, s.volumes.remove},
+	}...)
+}
 
+// hostTable is the part about the host, and what OpenSandbox has beside it.
+func (s *Server) hostTable() []route {
+	const viewer, admin = record.Viewer, record.Admin
+	return []route{
 		{"GET", "/events", viewer, s.events.stream},
 		{"GET", "/stats", viewer, s.stats.all},
 		{"GET", "/diff", viewer, s.diffs.diff},
@@ -110,33 +141,25 @@ func (s *Server) table() []route {
 			"templates need OpenSandbox's Kubernetes runtime, which sandboxd does not have; make an image (sandboxctl image build, "+
 				"image import) or a snapshot of a sandbox, and create sandboxes from it")},
 	}
-	rows = append(rows, s.networkTable()...)
-	if !s.cfg.NoPolicies {
-		rows = append(rows, []route{
-			{"GET", "/policies", viewer, s.named.list},
-			{"GET", "/policies/{name}", viewer, s.named.get},
-			{"PUT", "/policies/{name}", admin, s.named.put}, // it changes what sandboxes of all clients may reach
-			{"DELETE", "/policies/{name}", admin, s.named.remove},
-			{"PUT", "/sandboxes/{id}/policy", operator, on(s.named.use)},
-		}...)
+}
+
+// policyTable is the part about named policies.
+func (s *Server) policyTable() []route {
+	if s.cfg.NoPolicies {
+		return nil
 	}
-	if s.cfg.NoVolumes {
-		return rows
+	return []route{
+		{"GET", "/policies", record.Viewer, s.named.list},
+		{"GET", "/policies/{name}", record.Viewer, s.named.get},
+		{"PUT", "/policies/{name}", record.Admin, s.named.put}, // it changes what sandboxes of all clients may reach
+		{"DELETE", "/policies/{name}", record.Admin, s.named.remove},
+		{"PUT", "/sandboxes/{id}/policy", record.Operator, s.on(s.named.use)},
 	}
-	return append(rows, []route{
-		{"GET", "/volumes", viewer, s.volumes.list},
-		{"POST", "/volumes", operator, s.volumes.create},
-		{"POST", "/volumes/prune", admin, s.volumes.prune}, // also what others want to keep
-		{"GET", "/volumes/{name}", viewer, s.volumes.inspect},
-		{"DELETE", "/volumes/{name}", operator, s.volumes.remove},
-	}...)
 }
 
 // networkTable is the part of the table about networks of sandboxes.
 func (s *Server) networkTable() []route {
-	on := func(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
-		return on(s.sandboxes.sandboxes, f)
-	}
+	on := s.on
 	return []route{
 		{"GET", "/sandboxes/{id}/network/denials", record.Viewer, on(s.network.denials)},
 		{"GET", "/sandboxes/{id}/network/explain", record.Viewer, on(s.network.explain)},
@@ -144,6 +167,11 @@ func (s *Server) networkTable() []route {
 		{"GET", "/sandboxes/{id}/network/stats", record.Viewer, on(s.flows.stats)},
 		{"POST", "/sandboxes/{id}/network/test", record.Operator, on(s.network.test)}, // it opens a flow
 	}
+}
+
+// on is a handler of a route with the ID or name of a sandbox.
+func (s *Server) on(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
+	return on(s.sandboxes.sandboxes, f)
 }
 
 // RoleOf returns what the table asks for before it serves a path, for the document of the

@@ -69,8 +69,8 @@ type Policies struct{ *daemon }
 
 func policyPath(name string) string { return "/policies/" + url.PathEscape(name) }
 
-// List lists the named policies there are, by name, each as of its newest version.
-func (c Policies) List(ctx context.Context) ([]wire.Policy, error) {
+// List lists the named policies there are, by name, without their rules.
+func (c Policies) List(ctx context.Context) ([]wire.PolicySummary, error) {
 	var l wire.PolicyList
 	err := c.do(ctx, get("/policies"), &l)
 	return l.Items, err

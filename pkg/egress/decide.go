@@ -19,7 +19,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
-	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // A judge decides on flows. It knows what no policy may open.
@@ -87,16 +87,26 @@ type Explanation struct {
 	Leased []string
 	// Fixed says that no rule of the sandbox can change the answer.
 	Fixed bool
+	// Stored says that the sandbox does not run. Its stored policy answers.
+	Stored bool
 }
 
-// Explain says what the policy of the sandbox id does with t. errs.NotFound: the sandbox
-// is not registered, because it does not run.
-func (e *Engine) Explain(id string, t Target) (x Explanation, err error) {
+// Explain says what the policy of the sandbox id does with t. If the sandbox is not
+// registered, because it does not run, stored is the policy, and there are no leases.
+func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanation, err error) {
 	e.mu.RLock()
 	s := e.byID[id]
 	e.mu.RUnlock()
-	if s == nil {
-		return x, errs.New(errs.NotFound, "sandbox %s has no network now: it does not run", id)
+	leased := func(netip.Addr) []string { return nil }
+	if s != nil {
+		leased = s.leased
+	} else {
+		p, err := policy.Compile(e.cfg.Host, stored)
+		if err != nil {
+			return x, err
+		}
+		s, x.Stored = &sandbox{id: id}, true
+		s.policy.Store(p)
 	}
 	p := s.policy.Load()
 	f := policy.Flow{Dst: t.Addr, Proto: policy.Proto(cmp.Or(t.Proto, "tcp")), Port: t.Port}
@@ -110,8 +120,8 @@ func (e *Engine) Explain(id string, t Target) (x Explanation, err error) {
 		x.Rule, x.Fixed = why.Text, !x.Allowed && p.Fixed(f, t.Name)
 		return x, nil
 	}
-	x.Leased = s.leased(t.Addr)
-	action, why := e.decide(s, f)
+	x.Leased = leased(t.Addr)
+	action, why := e.decideBy(s, f, leased)
 	x.Allowed = action == policy.Allow
 	if action == policy.Proxy {
 		x.ByName = true

@@ -3,6 +3,7 @@ package egress
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
@@ -243,6 +244,37 @@ func TestLeaves(t *testing.T) {
 		err := leaves(fd, netip.MustParseAddr(at))
 		if (err == nil) != (want == "") || err != nil && err.Error() != want {
 			t.Errorf("%s: %v, want %q", at, err, want)
+		}
+	}
+}
+
+// TestExplainStored: of a sandbox that does not run the stored policy answers, behind the
+// rules of the host and the hard blocks.
+func TestExplainStored(t *testing.T) {
+	e := &Engine{judge: judge{pool: inst.Pool()}, cfg: Config{Host: policy.Host{Deny: rules(t, "rules", "pypi.org:80").Rules}}}
+	e.hosts.Store(&map[netip.Addr]bool{})
+	stored := rules(t, "rules", "pypi.org", "203.0.113.7:443")
+	for _, c := range []struct {
+		t    Target
+		want Explanation
+	}{
+		{
+			Target{Name: "pypi.org", Port: 443},
+			Explanation{Allowed: true, Rule: "allow pypi.org", Resolves: true, ResolvesRule: "allow pypi.org"},
+		},
+		{
+			Target{Name: "pypi.org", Port: 80},
+			Explanation{Rule: "host: deny pypi.org:80", Fixed: true, Resolves: true, ResolvesRule: "allow pypi.org"},
+		},
+		{Target{Name: "npmjs.org", Port: 443}, Explanation{Rule: "default", ResolvesRule: "default"}},
+		{Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 443}, Explanation{Allowed: true, Rule: "allow 203.0.113.7/32:443"}},
+		{Target{Addr: netip.MustParseAddr("203.0.113.8"), Port: 22}, Explanation{Rule: "default"}}, // pypi.org may have it
+		{Target{Addr: netip.MustParseAddr("169.254.169.254"), Port: 80}, Explanation{Rule: "metadata service", Fixed: true}},
+	} {
+		c.want.Stored = true
+		got, err := e.Explain("x", stored, c.t)
+		if err != nil || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", c.want) {
+			t.Errorf("%+v: %+v, %v; want %+v", c.t, got, err, c.want)
 		}
 	}
 }

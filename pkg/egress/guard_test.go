@@ -122,20 +122,11 @@ func TestLockComesBack(t *testing.T) {
 	w := newWorld(t)
 	e := w.open()
 	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
-	c, err := nftables.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.FlushRuleset()
-	if err := c.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	flushRuleset(t)
 	stands(t, e)
-	e.guarding.Lock()
-	if ok, _, err := e.lock.standing(); !ok || err != nil {
-		t.Errorf("the lock is not back: %v", err)
+	if err := locked(e); err != nil {
+		t.Error(err)
 	}
-	e.guarding.Unlock()
 	w.carries("sb-" + id) // its link was down
 	w.in(w.guests[id], func() { w.carries("eth0") })
 	w.allowed(id, "tcp", "203.0.113.1:443")
@@ -148,26 +139,41 @@ func TestLockBeforeChains(t *testing.T) {
 	w := newWorld(t)
 	e := w.open()
 	w.sandbox(e, 0, rules(t, "none"))
-	c, err := nftables.New()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for i := range 20 {
 		var checking sync.WaitGroup
 		checking.Go(func() { e.check(t.Context()) })
 		time.Sleep(time.Duration(i) * 200 * time.Microsecond) // so that some fall between two looks
-		c.FlushRuleset()
-		if err := c.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		flushRuleset(t)
 		stands(t, e)
-		e.guarding.Lock()
-		if ok, _, err := e.lock.standing(); !ok || err != nil {
-			t.Errorf("flushed after %d x 0.2 ms: the chains stand, and the lock does not: %v", i, err)
+		if err := locked(e); err != nil {
+			t.Errorf("flushed after %d x 0.2 ms: the chains stand: %v", i, err)
 		}
-		e.guarding.Unlock()
 		checking.Wait()
 	}
+}
+
+// flushRuleset is `nft flush ruleset`: it takes the lock and, unless they are legacy, the
+// chains.
+func flushRuleset(t *testing.T) {
+	t.Helper()
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.FlushRuleset()
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// locked fails if the lock does not stand now.
+func locked(e *Engine) error {
+	e.guarding.Lock()
+	defer e.guarding.Unlock()
+	if ok, _, err := e.lock.standing(); !ok || err != nil {
+		return fmt.Errorf("the lock does not stand: %v", err)
+	}
+	return nil
 }
 
 // TestSetsComeBack: emptied, and destroyed together with the chains that hold

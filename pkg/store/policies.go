@@ -15,9 +15,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// maxPolicies bounds what is kept in memory: each policy has up to ten versions.
-const maxPolicies = 256
-
 // A policyShelf keeps named policies.
 type policyShelf struct {
 	w           *committer
@@ -28,7 +25,8 @@ type policyShelf struct {
 // PutPolicy makes v, whose Number it sets, the newest version of a policy, and the policy
 // fixed or not. A version like the newest one changes nothing. It returns the policy as it
 // then is, and as it was: without versions if it is new. A record that cannot be read is
-// replaced; its numbers go on behind those that sandboxes have.
+// replaced; its numbers go on behind those that sandboxes have. It fails with
+// errs.Exhausted beyond record.MaxPolicies and record.MaxPolicyBytes.
 func (s *policyShelf) PutPolicy(ctx context.Context, name string, fixed bool, v record.PolicyVersion) (p, was record.Policy, err error) {
 	v.Network.Rules = slices.Clone(v.Network.Rules)
 	err = s.w.commit(ctx, func(tx *bbolt.Tx) error {
@@ -40,7 +38,7 @@ func (s *policyShelf) PutPolicy(ctx context.Context, name string, fixed bool, v 
 				return err
 			}
 		} else if !ok {
-			if n := tx.Bucket(bucketPolicies).Stats().KeyN; n >= maxPolicies {
+			if n := tx.Bucket(bucketPolicies).Stats().KeyN; n >= record.MaxPolicies {
 				return refusal{errs.New(errs.Exhausted, "this host has its maximum of %s; delete some (`sandboxctl policy rm`)",
 					errs.Count(n, "policy", "policies"))}
 			}
@@ -82,9 +80,8 @@ func (s *policyShelf) DeletePolicy(ctx context.Context, name string) error {
 			return err
 		}
 		if len(used) > 0 {
-			return refusal{errs.Wire(errs.New(errs.WrongState, "policy %s is in use by %s; delete these sandboxes first, also if they "+
-				"have ended, or start them and give them a policy of their own (`sandboxctl egress set`)", name, clipped(used)),
-				"POLICY::IN_USE")}
+			return refusal{errs.Wire(errs.New(errs.WrongState, "policy %s is in use by %s: delete them, also those that have ended, or "+
+				"give them another policy (`sandboxctl egress set`) while they run or are paused", name, clipped(used)), "POLICY::IN_USE")}
 		}
 		return policies.Delete([]byte(name))
 	}, func() {
@@ -201,13 +198,31 @@ func readPolicy(name string, b []byte, p *record.Policy) error {
 	return err
 }
 
+// putPolicy writes a policy, unless all would take more than they may and more than before.
 func putPolicy(tx *bbolt.Tx, p record.Policy) error {
 	b, err := json.Marshal(p)
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
-	return tx.Bucket(bucketPolicies).Put([]byte(p.Name), b)
+	bucket, others := tx.Bucket(bucketPolicies), 0
+	err = bucket.ForEach(func(k, v []byte) error {
+		if string(k) != p.Name {
+			others += len(v)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if others+len(b) > record.MaxPolicyBytes && len(b) > len(bucket.Get([]byte(p.Name))) {
+		return refusal{errs.New(errs.Exhausted, "with it, policy %s would take %.1f MiB with the versions that are kept, and others take "+
+			"%.1f MiB; all policies of this host may take %d MiB: give it fewer rules, such as ranges in the place of addresses, or "+
+			"delete others (`sandboxctl policy rm`)", p.Name, mebibytes(len(b)), mebibytes(others), record.MaxPolicyBytes>>20)}
+	}
+	return bucket.Put([]byte(p.Name), b)
 }
+
+func mebibytes(n int) float64 { return float64(n) / (1 << 20) }
 
 // loadPolicies reads every record. It reports and keeps one that cannot be read.
 func (s *policyShelf) loadPolicies(tx *bbolt.Tx, log *slog.Logger) error {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -150,7 +151,7 @@ func TestUnreadablePolicy(t *testing.T) {
 // TestPoliciesEnd: their number is bounded, and a refused one changes nothing.
 func TestPoliciesEnd(t *testing.T) {
 	db := openTest(t, newPath(t), Options{})
-	for n := range maxPolicies {
+	for n := range record.MaxPolicies {
 		mustPut(t, db, fmt.Sprintf("p%d", n), allows(1))
 	}
 	if _, _, err := db.PutPolicy(t.Context(), "more", false, allows(1)); !errs.Is(err, errs.Exhausted) {
@@ -159,6 +160,35 @@ func TestPoliciesEnd(t *testing.T) {
 	if p := mustPut(t, db, "p7", allows(2)); p.Newest().Number != 2 {
 		t.Errorf("an edit at the bound: %+v", p)
 	}
+}
+
+// TestPolicyBytes: what all policies take is bounded, kept versions included. A refused
+// version changes nothing; an edit that makes a policy smaller is taken.
+func TestPolicyBytes(t *testing.T) {
+	db := openTest(t, newPath(t), Options{})
+	v := func(size int) (v record.PolicyVersion) {
+		v = allows(1)
+		v.NetworkPolicy = bytes.Repeat([]byte("x"), size/4*3) // as JSON it is a third longer
+		return v
+	}
+	mustPut(t, db, "small", allows(1))
+	mustPut(t, db, "large", v(record.MaxPolicyBytes/2))
+	for name, size := range map[string]int{"large": record.MaxPolicyBytes/2 + 1<<20, "other": record.MaxPolicyBytes / 2} {
+		_, _, err := db.PutPolicy(t.Context(), name, false, v(size))
+		if !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "MiB; all policies of this host may take 64 MiB") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if p := mustPut(t, db, "small", allows(2)); p.Newest().Number != 2 {
+		t.Errorf("an edit near the bound: %+v", p)
+	}
+	if p, _, _ := db.Policy(t.Context(), "large"); len(p.Versions) != 1 {
+		t.Errorf("a refused version is kept: %d", len(p.Versions))
+	}
+	if err := db.DeletePolicy(t.Context(), "large"); err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, db, "other", v(record.MaxPolicyBytes/2))
 }
 
 // TestUpgradePolicies: the state of the release before has no policies, and takes them.

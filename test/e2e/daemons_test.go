@@ -189,6 +189,55 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
+// TestLostState tears down an instance whose state directory is gone: nothing of it stays on
+// the host. While a sandbox lives, the teardown refuses and changes nothing.
+func TestLostState(t *testing.T) {
+	state := filepath.Join(t.TempDir(), "state")
+	h := connect(t, daemontest.Prepare(t, daemontest.Options{StateDir: state, Pool: "plain"}))
+	clean := h.holds()
+	h.Start()
+	daemontest.Image(t, h.Daemon, "base")
+	sb := h.create(t, spec("runc"))
+	move := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.Stop()
+	before := h.holds()
+	move(state, state+".lost")
+	if err := h.Teardown(); err == nil || !strings.Contains(err.Error(), "the link sb-"+sb.ID) {
+		t.Errorf("with a sandbox: %v", err)
+	}
+	h.holdsOnly(t, before)
+	move(state+".lost", state)
+	h.Start()
+	if err := h.Teardown(); err == nil || !strings.Contains(err.Error(), "stop it") {
+		t.Errorf("with a daemon: %v", err)
+	}
+	h.answers(t, sb.ID)
+	h.deleteAll(t)
+	h.Stop()
+	move(state, state+".lost")
+	for range 2 {
+		if err := h.Teardown(); err != nil {
+			t.Error(err)
+		}
+		settles(t, func() error {
+			if held := h.holds(); !slices.Equal(held, clean) {
+				return fmt.Errorf("the host holds %q, want %q", held, clean)
+			}
+			return nil
+		})
+	}
+	for _, dir := range []string{state, h.Instance.RunDir()} {
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("%s is there: %v", dir, err)
+		}
+	}
+}
+
 // TestNewerSchema starts a daemon on the state file of a newer one.
 func TestNewerSchema(t *testing.T) {
 	h := newHost(t, daemontest.Options{})

@@ -92,6 +92,10 @@ func tellNetworkExplained(t *testing.T, l *lab) {
 		t.Errorf("explain, of the host: %s", out)
 	}
 	l.hammered(t, id, events)
+	l.ok("stop", id)
+	if out := l.ok("egress", "explain", id, target); !strings.HasPrefix(out, allowed) || !strings.Contains(out, "\nnote: the sandbox is ") {
+		t.Errorf("explain, of one that was stopped: %s", out)
+	}
 	l.byFile(t)
 }
 

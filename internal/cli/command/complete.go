@@ -4,6 +4,7 @@ import (
 	"context"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // CompletionLimit is how long a person may wait for the Tab key. Tests of what is
@@ -47,7 +49,9 @@ func (p *Program) complete(cmd *cobra.Command) {
 			return p.candidates(cmd, argument(words, len(args)), args, typed)
 		}
 	}
-	for flag, kind := range map[string]string{"from": "SNAPSHOT", "image": "IMAGE", "from-image": "IMAGE"} {
+	for flag, kind := range map[string]string{
+		"from": "SNAPSHOT", "image": "IMAGE", "from-image": "IMAGE", "policy": policyOrFile,
+	} {
 		if cmd.Flags().Lookup(flag) == nil {
 			continue
 		}
@@ -56,6 +60,10 @@ func (p *Program) complete(cmd *cobra.Command) {
 		})
 	}
 }
+
+// policyOrFile is what --policy takes, except where it takes files only
+// (MarkFlagFilename).
+const policyOrFile = "POLICY|FILE"
 
 // arguments lists the words that stand for arguments in a usage line, as SANDBOX or
 // SANDBOX...; it reads the first of alternatives only.
@@ -90,7 +98,8 @@ func argument(words []string, n int) string {
 func (p *Program) candidates(cmd *cobra.Command, kind string, have []string, typed string) ([]string, cobra.ShellCompDirective) {
 	const none = cobra.ShellCompDirectiveNoFileComp
 	isPath := func(part string) bool { return strings.Contains(kind, part) }
-	if !strings.HasPrefix(kind, "SANDBOX:") && slices.ContainsFunc([]string{"PATH", "FILE", "DIR", "ARCHIVE"}, isPath) {
+	also := strings.HasPrefix(kind, "SANDBOX:") || kind == policyOrFile // a path, and something of the daemon's
+	if !also && slices.ContainsFunc([]string{"PATH", "FILE", "DIR", "ARCHIVE"}, isPath) {
 		return nil, cobra.ShellCompDirectiveDefault
 	}
 	cl, err := p.Client()
@@ -112,6 +121,8 @@ func (p *Program) candidates(cmd *cobra.Command, kind string, have []string, typ
 		all = volumeNames(ctx, cl)
 	case kind == "POLICY":
 		all = policyNames(ctx, cl)
+	case kind == policyOrFile:
+		all, directive = policyNames(ctx, cl), cobra.ShellCompDirectiveDefault
 	case kind == "IMAGE":
 		all = imageNames(ctx, cl)
 	}
@@ -174,7 +185,7 @@ func policyNames(ctx context.Context, cl *client.Client) (out []string) {
 		return nil
 	}
 	for _, p := range list {
-		out = append(out, p.Name)
+		out = append(out, candidate(p.Name, "version "+strconv.Itoa(p.Version)+", "+errs.Count(p.Rules, "rule", "rules")))
 	}
 	return out
 }

@@ -21,7 +21,8 @@ func newEgressExplain(p *command.Program) *cobra.Command {
 		Use:   "explain [flags] SANDBOX HOST:PORT[/PROTO]",
 		Short: "Print which rule of a sandbox decides about a target",
 		Long: `Print which rule of a sandbox decides about a target. If the target is denied, print the
-command that would allow it. No packet is sent; see egress test.`,
+command that would allow it. No packet is sent; see egress test. If the sandbox does not
+run, its stored policy answers; names that DNS gave to addresses are not known then.`,
 		Example: `  sandboxctl egress explain lab pypi.org:443
   sandboxctl egress explain lab 203.0.113.7:53/udp`,
 		Args: cobra.ExactArgs(2),
@@ -52,6 +53,9 @@ func explained(e wire.Explanation, sandbox string) string {
 	if len(e.Names) > 0 {
 		fmt.Fprintf(&b, "the address is one of %s\n", text.Printable(strings.Join(e.Names, ", ")))
 	}
+	if e.Note != "" {
+		fmt.Fprintf(&b, "note: %s\n", text.Printable(e.Note))
+	}
 	switch {
 	case e.Verdict == wire.VerdictAllow:
 	case e.Allow == "":
@@ -67,11 +71,12 @@ func newEgressTest(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "test [flags] SANDBOX HOST:PORT",
-		Short: "Have a sandbox try to reach a target",
-		Long: `Have a sandbox try to reach a target, as a program inside of it would: its agent asks the
-sandbox's DNS for the name and connects by TCP. On port 443 it begins TLS, and on port 80
+		Short: "Have a sandbox try to reach a target by TCP",
+		Long: `Have a sandbox try to reach a target by TCP, as a program inside of it would: its agent
+asks the sandbox's DNS for the name and connects. On port 443 it begins TLS, and on port 80
 it sends HEAD /, both with the name of the host. The exit status is 1 if that fails; then
-the output says whether the policy or something else is the cause.`,
+the output says whether the policy or something else is the cause. UDP and ICMP cannot be
+tested, because a server need not answer them: use egress explain.`,
 		Example: `  sandboxctl egress test lab pypi.org:443
   sandboxctl egress test -o json lab 203.0.113.7:5432`,
 		Args: cobra.ExactArgs(2),

@@ -44,7 +44,7 @@ func newPolicyLs(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl policy ls
   sandboxctl policy ls -o json`,
 		Args: cobra.NoArgs,
-		RunE: policies.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.Policy, error) {
+		RunE: policies.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.PolicySummary, error) {
 			return cl.Policies().List(ctx)
 		}),
 	}
@@ -53,17 +53,13 @@ func newPolicyLs(p *command.Program) *cobra.Command {
 }
 
 // policies is how named policies are listed.
-var policies = command.Listing[wire.Policy]{
-	Name:   func(p wire.Policy) string { return p.Name },
+var policies = command.Listing[wire.PolicySummary]{
+	Name:   func(p wire.PolicySummary) string { return p.Name },
 	Header: []string{"NAME", "VERSION", "RULES", "DEFAULT", "SANDBOXES", "SOURCE", "EDITED"},
-	Row: func(p wire.Policy) []string {
-		edited := p.CreatedAt
-		if n := len(p.Versions); n > 0 {
-			edited = p.Versions[n-1].CreatedAt
-		}
+	Row: func(p wire.PolicySummary) []string {
 		return []string{
-			p.Name, strconv.Itoa(p.Version), strconv.Itoa(len(p.NetworkPolicy.Egress)), p.NetworkPolicy.DefaultAction,
-			strconv.Itoa(len(p.UsedBy)), p.Source, text.Ago(edited),
+			p.Name, strconv.Itoa(p.Version), strconv.Itoa(p.Rules), p.DefaultAction, strconv.Itoa(len(p.UsedBy)), p.Source,
+			text.Ago(p.EditedAt),
 		}
 	},
 }
@@ -130,6 +126,7 @@ daemon tries again every minute.`,
 	o.Flags(cmd, true)
 	f := cmd.Flags()
 	f.StringVar(&file, "policy", "", "JSON file, {\"defaultAction\", \"egress\"}, or - for standard input")
+	cmd.MarkFlagFilename("policy", "json") //nolint:errcheck // the flag is there
 	f.StringVar(&def, "default", "", "what happens to flows that no rule matches: deny or allow (default deny)")
 	command.Choices(cmd, "default", "deny", "allow")
 	rules.Flags(f)
@@ -174,8 +171,10 @@ func userName(u wire.PolicyUser) string {
 
 func newPolicyRm(p *command.Program) *cobra.Command {
 	return p.Verb(&cobra.Command{
-		Use:     "rm POLICY...",
-		Short:   "Remove named network policies that no sandbox uses",
+		Use:   "rm POLICY...",
+		Short: "Remove named network policies that no sandbox uses",
+		Long: `Remove named network policies that no sandbox uses, and print their names. If sandboxes
+use a policy, in whatever state, the error names them and the policy stays.`,
 		Example: `  sandboxctl policy rm build`,
 	}, func(ctx context.Context, cl *client.Client, name string) error {
 		return cl.Policies().Remove(ctx, name)

@@ -21,80 +21,55 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
+// A passage is a request on its way to a port of a sandbox, and its answer.
+type passage struct {
+	*Gateway
+	visit  *Visit
+	rec    *record.Record
+	port   uint16
+	target *Target
+	path   string // what follows the port, decoded
+	host   string // the server in the sandbox may check its name
+	small  []byte // the body, if it was read already
+
+	was     before
+	explain func(*http.Response) // may be nil
+
+	w      http.ResponseWriter
+	conn   net.Conn // into the sandbox
+	proxy  *httputil.ReverseProxy
+	failed error
+}
+
 // forward copies request and answer as they come, for as long as bytes flow.
 func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec *record.Record, port uint16, t *Target) error {
-	rest, host := t.Rest, "localhost:"+strconv.Itoa(int(port)) // a server may check its name
+	p := &passage{
+		Gateway: g, visit: v, rec: rec, port: port, target: t, host: "localhost:" + strconv.Itoa(int(port)), w: w,
+		was: before{unknownKills, unknownDenials},
+	}
 	transport := g.cfg.Agents.Transport(rec)
 	if port != wire.AgentPort {
 		transport = &portTripper{direct: g.ports, agent: transport, port: port}
 	}
-	small, err := smallBody(r, port)
-	if err != nil {
+	var err error
+	if p.small, err = smallBody(r, port); err != nil {
 		return httperr.Invalid("the request body could not be read completely: %s", err)
 	}
-	path, err := url.PathUnescape(rest)
-	if err != nil {
+	if p.path, err = url.PathUnescape(t.Rest); err != nil {
 		return httperr.Invalid("the path after the port cannot be decoded; percent-encode it")
 	}
-	var explain func(*http.Response)
-	was := before{unknownKills, unknownDenials}
 	if port == wire.AgentPort {
-		was = g.lookBefore(r.Method, path, rec)
-		explain = g.explain(r.Method, path, rec, was)
+		p.was = g.lookBefore(r.Method, p.path, rec)
+		p.explain = g.explain(r.Method, p.path, rec, p.was)
 	}
-	clean := func(h http.Header) { cleanAnswer(h, port, rest, host, t.base) }
-	var failed error
-	var conn net.Conn // into the sandbox
-	var p *httputil.ReverseProxy
-	p = &httputil.ReverseProxy{
-		Transport:     transport,
-		FlushInterval: -1, // waiting a millisecond for more bytes had no measurable effect: docs/benchmarks.md
-		ErrorLog:      g.cfg.Log,
-		BufferPool:    relay.Buffers{},
-		Rewrite: func(pr *httputil.ProxyRequest) {
-			out := pr.Out
-			out.URL.Scheme = "http"
-			out.URL.Host = net.JoinHostPort(poolKey(rec), strconv.Itoa(int(port)))
-			out.URL.Path, out.URL.RawPath = cmp.Or(path, "/"), cmp.Or(rest, "/")
-			_, out.URL.RawQuery = cutQuery(pr.In.URL.RawQuery, tokenQuery)
-			out.Host = host
-			g.cleanHeaders(pr, port, v.Unix)
-			t.hideFromGuest(out.Header)
-			setKills(out.Header, was.kills)
-			if small != nil {
-				pr.Out.Body = io.NopCloser(bytes.NewReader(small))
-			} else if pr.In.ContentLength >= minPoured {
-				pr.Out.Body = &sourced{pr.Out.Body, v.Conn}
-			}
-		},
-		ModifyResponse: func(resp *http.Response) error {
-			if err := upgraded(resp, conn); err != nil {
-				return err
-			}
-			clean(resp.Header)
-			v.Guest = true
-			if v.Keyless { // a page has the API's own origin, and may do there what its user may
-				resp.Header.Add("Content-Security-Policy", "sandbox")
-			}
-			if port == wire.AgentPort {
-				setKills(resp.Header, was.kills) // ours and not the agent's: a client may rely on it
-				setDenials(resp.Header, was.denials)
-				if explain != nil {
-					explain(resp)
-				}
-				v.Hold = resp.Header.Get("Content-Type") == agent.FramesType
-			}
-			if pour(w, resp, v.Conn, conn) {
-				p.FlushInterval = 0 // nothing else may write at the same time
-			}
-			return nil
-		},
-		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) {
-			if ended, ok := errors.AsType[*errs.Error](context.Cause(r.Context())); ok {
-				err = ended
-			}
-			failed = Unreachable(err, rec.ID, port)
-		},
+	p.proxy = &httputil.ReverseProxy{
+		Transport:      transport,
+		FlushInterval:  -1, // waiting a millisecond for more bytes had no measurable effect: docs/benchmarks.md
+		ErrorLog:       g.cfg.Log,
+		BufferPool:     relay.Buffers{},
+		Rewrite:        p.rewrite,
+		ModifyResponse: p.answered,
+		ErrorHandler:   p.fails,
 	}
 	// An app may answer before it has read all; HTTP/1 servers of Go would wait for
 	// the rest first. A connection that cannot do both, as HTTP/2, need not.
@@ -103,17 +78,70 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 	rc.SetReadDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	ctx, cancel := g.UntilEnd(r.Context(), rec)
 	defer cancel()
-	r = r.WithContext(traced(ctx, &conn))
+	r = r.WithContext(traced(ctx, &p.conn))
 	body := &unread{ReadCloser: r.Body}
 	r.Body = body
-	p.ServeHTTP(hinted{w, clean}, r)
+	p.proxy.ServeHTTP(hinted{w, p.clean}, r)
 	if r.ContentLength != 0 && !body.ended.Load() {
 		rc.SetReadDeadline(time.Now().Add(unreadTime)) //nolint:errcheck // a recorder in a test has none
 		if r.ContentLength < 0 {
 			closeAfter(w)
 		}
 	}
-	return failed
+	return p.failed
+}
+
+// rewrite makes the request that the port gets.
+func (p *passage) rewrite(pr *httputil.ProxyRequest) {
+	out := pr.Out
+	out.URL.Scheme = "http"
+	out.URL.Host = net.JoinHostPort(poolKey(p.rec), strconv.Itoa(int(p.port)))
+	out.URL.Path, out.URL.RawPath = cmp.Or(p.path, "/"), cmp.Or(p.target.Rest, "/")
+	_, out.URL.RawQuery = cutQuery(pr.In.URL.RawQuery, tokenQuery)
+	out.Host = p.host
+	p.cleanHeaders(pr, p.port, p.visit.Unix)
+	p.target.hideFromGuest(out.Header)
+	setKills(out.Header, p.was.kills)
+	if p.small != nil {
+		out.Body = io.NopCloser(bytes.NewReader(p.small))
+	} else if pr.In.ContentLength >= minPoured {
+		out.Body = &sourced{out.Body, p.visit.Conn}
+	}
+}
+
+// clean removes what an answer of a port may not say.
+func (p *passage) clean(h http.Header) { cleanAnswer(h, p.port, p.target.Rest, p.host, p.target.base) }
+
+// answered makes the answer that the client gets.
+func (p *passage) answered(resp *http.Response) error {
+	if err := upgraded(resp, p.conn); err != nil {
+		return err
+	}
+	p.clean(resp.Header)
+	p.visit.Guest = true
+	if p.visit.Keyless { // a page has the API's own origin, and may do there what its user may
+		resp.Header.Add("Content-Security-Policy", "sandbox")
+	}
+	if p.port == wire.AgentPort {
+		setKills(resp.Header, p.was.kills) // ours and not the agent's: a client may rely on it
+		setDenials(resp.Header, p.was.denials)
+		if p.explain != nil {
+			p.explain(resp)
+		}
+		p.visit.Hold = resp.Header.Get("Content-Type") == agent.FramesType
+	}
+	if pour(p.w, resp, p.visit.Conn, p.conn) {
+		p.proxy.FlushInterval = 0 // nothing else may write at the same time
+	}
+	return nil
+}
+
+// fails notes why there is no answer.
+func (p *passage) fails(_ http.ResponseWriter, r *http.Request, err error) {
+	if ended, ok := errors.AsType[*errs.Error](context.Cause(r.Context())); ok {
+		err = ended
+	}
+	p.failed = Unreachable(err, p.rec.ID, p.port)
 }
 
 // maxSmall bounds, in bytes, what is read before it is passed on.

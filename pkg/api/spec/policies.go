@@ -69,16 +69,30 @@ func (o *Offer) applyNamed(spec *record.Spec, req *wire.CreateRequest) (err erro
 // Policy shows a policy as of one of its versions.
 func Policy(i record.PolicyInfo, v record.PolicyVersion) wire.Policy {
 	out := wire.Policy{
-		Name: i.Name, Version: v.Number, Source: wire.PolicyOfStore, Versions: []wire.PolicyVersion{}, UsedBy: PolicyUsers(i.UsedBy),
+		Name: i.Name, Version: v.Number, Source: source(i), Versions: []wire.PolicyVersion{}, UsedBy: PolicyUsers(i.UsedBy),
 		NetworkPolicy: *PolicyOf(record.Terms{Network: v.Network, NetworkPolicy: v.NetworkPolicy}).Policy, CreatedAt: Micros(i.Created),
-	}
-	if i.Fixed {
-		out.Source = wire.PolicyOfConfiguration
 	}
 	for _, v := range i.Versions {
 		out.Versions = append(out.Versions, wire.PolicyVersion{Version: v.Number, CreatedAt: Micros(v.Made)})
 	}
 	return out
+}
+
+// PolicySummary shows a policy in a list.
+func PolicySummary(i record.PolicyInfo) wire.PolicySummary {
+	v := i.Newest()
+	rules := PolicyOf(record.Terms{Network: v.Network, NetworkPolicy: v.NetworkPolicy}).Policy
+	return wire.PolicySummary{
+		Name: i.Name, Version: v.Number, DefaultAction: rules.DefaultAction, Rules: len(rules.Egress), Source: source(i),
+		UsedBy: PolicyUsers(i.UsedBy), CreatedAt: Micros(i.Created), EditedAt: Micros(v.Made),
+	}
+}
+
+func source(i record.PolicyInfo) string {
+	if i.Fixed {
+		return wire.PolicyOfConfiguration
+	}
+	return wire.PolicyOfStore
 }
 
 // PolicyUsers shows sandboxes that use a policy.

@@ -72,6 +72,7 @@ type Explanation struct {
 	Allow   string   `json:"allow,omitempty"`   // the rule that would open it; absent: it is open, or none would
 	Names   []string `json:"names,omitempty"`   // that DNS has answered with the address lately
 	Command string   `json:"command,omitempty"` // that adds this rule
+	Note    string   `json:"note,omitempty"`    // the sandbox does not run: its stored policy answers
 }
 
 // The values of Explanation.Verdict.

@@ -34,9 +34,22 @@ type PolicyUser struct {
 	Message string `json:"message,omitempty"` // why it could not be moved
 }
 
+// PolicySummary is a policy as it is listed: without its rules, of which there may be
+// thousands. (ours)
+type PolicySummary struct {
+	Name          string       `json:"name"`
+	Version       int          `json:"version"` // the newest, as the next two
+	DefaultAction string       `json:"defaultAction"`
+	Rules         int          `json:"rules"`
+	Source        string       `json:"source"` // PolicyOfStore, PolicyOfConfiguration
+	UsedBy        []PolicyUser `json:"usedBy"` // sandboxes in whatever state, by ID
+	CreatedAt     time.Time    `json:"createdAt"`
+	EditedAt      time.Time    `json:"editedAt"`
+}
+
 // PolicyList answers GET /policies, by name. (ours)
 type PolicyList struct {
-	Items []Policy `json:"items"`
+	Items []PolicySummary `json:"items"`
 }
 
 // PolicyEdit answers PUT /policies/{name}. (ours)

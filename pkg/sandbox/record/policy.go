@@ -38,6 +38,13 @@ func (v PolicyVersion) Same(o PolicyVersion) bool {
 // version that it uses, so it loses nothing when that is no longer kept.
 const PolicyVersions = 10
 
+// The policies of a host are kept in memory and in the state file. Each may have as many
+// rules as a sandbox, so their number alone bounds little.
+const (
+	MaxPolicies    = 256
+	MaxPolicyBytes = 64 << 20 // of all kept versions, as JSON; 4,096 rules by name take some 1 MiB
+)
+
 // Newest is the version that holds.
 func (p *Policy) Newest() PolicyVersion { return p.Versions[len(p.Versions)-1] }
 

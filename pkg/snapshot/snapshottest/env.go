@@ -12,13 +12,12 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
-	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 )
 
 // Instance is the instance of all tests here.
-const Instance = instance.Instance('s')
+var Instance, _ = hosttest.Instances()
 
 // slot says which host ids a guest has.
 type slot struct {
