@@ -86,7 +86,7 @@ fuzz: go ## run each fuzz target for FUZZTIME (1m); TARGETS=regexp chooses, RESU
 
 .PHONY: test-compat
 test-compat: deps build ## run the official clients against the daemon; UPDATE=1 writes the results to docs/compatibility.md
-	SANDBOXD_TEST=root SANDBOXD_BIN=$(BIN) $(GO) test -count=1 -tags seccomp -timeout 20m ./test/compat $(if $(UPDATE),-update)
+	SANDBOXD_TEST=root SANDBOXD_BIN=$(BIN) $(GO) test -count=1 -tags seccomp,all -timeout 20m ./test/compat $(if $(UPDATE),-update)
 
 .PHONY: test-attacks
 test-attacks: deps weak ## run all attacks of test/attacks, and show that each succeeds without its wall
@@ -104,7 +104,7 @@ man: $(BUILD)/man/sandboxctl.1 ## write the man pages of all commands into build
 $(BUILD)/man/sandboxctl.1: $(wildcard internal/cli/*.go internal/cli/*/*.go cmd/sandboxd/*.go internal/manual/*.go)
 	@$(MAKE) go
 	@rm -rf $(BUILD)/man
-	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) MAN_DIR=$(BUILD)/man $(GO) test -count=1 -run '^TestManual$$' ./internal/cli ./cmd/sandboxd || { rm -rf $(BUILD)/man; exit 1; }
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) MAN_DIR=$(BUILD)/man $(GO) test -count=1 -trimpath -vet=off -run '^TestManual$$' ./internal/cli ./cmd/sandboxd || { rm -rf $(BUILD)/man; exit 1; }
 
 .PHONY: images
 images: deps build ## build all images and write them to build/images, for hosts without a network

@@ -3,6 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# What is compiled with -trimpath serves every checkout, and the tests.
+export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath"
 tools=$PWD/build/tools
 (cd tools/lint && go build -o "$tools/" mvdan.cc/gofumpt honnef.co/go/tools/cmd/staticcheck golang.org/x/vuln/cmd/govulncheck)
 

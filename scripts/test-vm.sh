@@ -136,7 +136,7 @@ payload() {
   rm -rf "$dir" "$dir.disk"
   mkdir -p "$dir/build/images"
   cp -al build/bin build/man "$dir/build/"
-  ln "$archive" "$dir/build/images/base.tar" 2>/dev/null || cp "$archive" "$dir/build/images/base.tar"
+  python3 test/vm/thin.py "$archive" "$dir/build/images/base.tar"
   if [[ " ${stories[*]} " = *" pools "* ]]; then go test -c -tags seccomp -o "$dir/build/snapshot.test" ./pkg/snapshot; fi
   cp -a scripts systemd rootfs test docs README.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md "$dir/"
   mkfs.ext4 -q -L sandboxd -d "$dir" "$payload.disk" 2G

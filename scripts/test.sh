@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 [ "$(id -u)" -eq 0 ] || { echo "make test: the root and end-to-end tests need root" >&2; exit 1; }
 what=${1:-push}
 
-go build -o build/tools/ ./test/suite ./test/summary
+go build -trimpath -o build/tools/ ./test/suite ./test/summary
 cp /proc/stat build/stat.before
 build/tools/suite ${LANES:+-lanes "$LANES"} "$what"
 
@@ -22,7 +22,7 @@ if build/tools/summary -again build/test/*.json >build/again; then
       echo "== again: $package $tests"
       n=$((n + 1))
       SANDBOXD_TEST=root SANDBOXD_BIN=$PWD/build/bin \
-        go test -json -tags seccomp,vm -timeout 40m -count=1 -run "$tests" "$package" </dev/null >"build/test/~again-$n.json" || break
+        go test -json -trimpath -tags seccomp,vm -timeout 40m -count=1 -run "$tests" "$package" </dev/null >"build/test/~again-$n.json" || break
     done
   done <build/again
 fi

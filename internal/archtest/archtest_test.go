@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -80,10 +81,23 @@ type source struct {
 	set       *token.FileSet
 }
 
-func sources(t *testing.T) (all []source) {
+// sources are the Go files of the module. No test changes them.
+func sources(t *testing.T) []source {
 	t.Helper()
+	all, err := parsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 20 {
+		t.Fatalf("found only %d files: archtest looks in the wrong place", len(all))
+	}
+	return all
+}
+
+// parsed reads the files once for all tests.
+var parsed = sync.OnceValues(func() (all []source, err error) {
 	root := "../.."
-	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -102,14 +116,8 @@ func sources(t *testing.T) (all []source) {
 		all = append(all, source{filepath.Dir(rel), rel, f, set})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(all) < 20 {
-		t.Fatalf("found only %d files: archtest looks in the wrong place", len(all))
-	}
-	return all
-}
+	return all, err
+})
 
 func (s source) test() bool { return strings.HasSuffix(s.path, "_test.go") }
 

@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -77,10 +76,16 @@ func Bin(name string) string {
 	return filepath.Join(dir, name)
 }
 
-// root is the top of the checkout.
+// root is the top of the checkout. A test runs in the directory of its package, and does
+// not know the place of its source: it may be compiled with -trimpath.
 func root() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..")
+	dir, err := os.Getwd()
+	for ; err == nil; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil || dir == "/" {
+			break
+		}
+	}
+	return dir
 }
 
 // New starts a daemon with the given additions to its configuration, and at

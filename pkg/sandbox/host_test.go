@@ -140,7 +140,7 @@ func (d *incarnation) do(ctx context.Context, name, id string, effect func() err
 	}
 	h.calls = append(h.calls, call)
 	defer h.checkWriteAhead()
-	if !strings.HasPrefix(h.fault.call, call+" #") || h.fault.call != numbered(h.calls)[len(h.calls)-1] {
+	if !strings.HasPrefix(h.fault.call, call+" #") || h.fault.call != fmt.Sprintf("%s #%d", call, times(call, h.calls)) {
 		return effect()
 	}
 	h.fault.hit = true
@@ -156,6 +156,16 @@ func (d *incarnation) do(ctx context.Context, name, id string, effect func() err
 		d.dead = true
 	}
 	return errDead
+}
+
+// times is how often calls has call.
+func times(call string, calls []string) (n int) {
+	for _, c := range calls {
+		if c == call {
+			n++
+		}
+	}
+	return n
 }
 
 // checkWriteAhead holds at every moment, not only after recovery.

@@ -21,7 +21,7 @@ var alone = []string{"./api", "./internal/archtest", "./test/install", "./test/s
 func TestClone(t *testing.T) {
 	hosttest.Root(t)
 	dir, env := clone(t)
-	cmd := exec.CommandContext(t.Context(), "go", append([]string{"test", "-count=1", "-vet=off"}, alone...)...)
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"test", "-count=1", "-vet=off", "-trimpath"}, alone...)...)
 	cmd.Dir, cmd.Env = dir, env
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v in an empty directory: %v\n%s", cmd.Args, err, out)

@@ -48,7 +48,7 @@ func carryOut(jobs []*job, n int, logs string) error {
 			side = append(side, j)
 		}
 	}
-	q := &queue{waiting: side, logs: logs}
+	q := &queue{waiting: side, logs: logs, owner: map[string]int{}}
 	q.changed.L = &q.mu
 	q.drain(n)
 	q.waiting = alone
@@ -64,7 +64,8 @@ type queue struct {
 	changed sync.Cond // signalled when a job has ended
 	waiting []*job
 	running []*job
-	err     error // why a job could not be run
+	owner   map[string]int // the lane that has imported an image
+	err     error          // why a job could not be run
 }
 
 // drain runs all waiting jobs in n lanes.
@@ -73,7 +74,7 @@ func (q *queue) drain(n int) {
 	for i := range n {
 		lanes.Go(func() {
 			runtime.LockOSThread() // a job dies with the thread that started it
-			for j := q.next(); j != nil; j = q.next() {
+			for j := q.next(i); j != nil; j = q.next(i) {
 				err := j.run(instances[i], q.logs)
 				q.mu.Lock()
 				q.running = slices.DeleteFunc(q.running, func(r *job) bool { return r == j })
@@ -88,23 +89,49 @@ func (q *queue) drain(n int) {
 	lanes.Wait()
 }
 
-// next takes the first job that does not have to wait for another; nil if none is left.
-func (q *queue) next() *job {
+// next takes the job that a lane does next; nil if none is left.
+func (q *queue) next(lane int) *job {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		for i, j := range q.waiting {
-			if !q.blocked(j) {
-				q.waiting = slices.Delete(q.waiting, i, i+1)
-				q.running = append(q.running, j)
-				return j
+		if i := q.choose(lane); i >= 0 {
+			j := q.waiting[i]
+			q.waiting = slices.Delete(q.waiting, i, i+1)
+			q.running = append(q.running, j)
+			if _, ok := q.owner[j.image]; !ok && j.image != "" {
+				q.owner[j.image] = lane
 			}
+			return j
 		}
 		if len(q.waiting) == 0 {
 			return nil
 		}
 		q.changed.Wait()
 	}
+}
+
+// choose returns the index of the first waiting job that need not wait for another; -1 if
+// there is none. Jobs with an image that the lane has imported come first, and jobs with an
+// image that another lane has imported come last.
+func (q *queue) choose(lane int) int {
+	first, last := -1, -1
+	for i, j := range q.waiting {
+		if q.blocked(j) {
+			continue
+		}
+		switch owner, owned := q.owner[j.image]; {
+		case owned && owner == lane:
+			return i
+		case owned && last < 0:
+			last = i
+		case !owned && first < 0:
+			first = i
+		}
+	}
+	if first >= 0 {
+		return first
+	}
+	return last
 }
 
 func (q *queue) blocked(j *job) bool {

@@ -27,6 +27,7 @@ type job struct {
 	alone   bool   // it measures time
 	after   string // the job that must end before
 	cost    int    // about how many seconds it takes
+	image   string // the large image that it imports
 }
 
 // apart are the packages in which each test is a job of its own. Each subtest
@@ -60,27 +61,41 @@ const (
 // costs are the seconds that long jobs take on a machine with two cores. The longest jobs
 // begin first. A wrong estimate costs time and nothing else.
 var costs = map[string]int{
-	"test/fixtures":                      1000,
-	"lint":                               900,
-	"unit":                               890,
-	"test/vm TestStory/service":          880,
-	"test/vm TestStory/neighbours":       500,
-	"test/vm TestStory/pools":            1300,
-	"test/vm TestStory/limits":           300,
-	"test/vm TestStory/power":            250,
-	"test/vm TestStory/clock":            240,
-	"test/e2e TestStories/runsc":         200,
-	"pkg/image":                          200,
-	"pkg/snapshot":                       150,
-	"test/compat TestQuickstarts/runsc":  150,
-	"test/compat TestQuickstarts/runc":   140,
-	"test/compat TestJudges":             130,
-	"test/compat TestDocuments":          120,
-	"test/e2e TestStories/runc":          110,
-	"test/e2e TestKillAtEveryStep/runsc": 100,
-	"pkg/egress":                         90,
-	"test/attacks TestProofs":            60,
-	"pkg/cgroups":                        60,
+	"test/fixtures":                         1000,
+	"lint":                                  900,
+	"unit":                                  890,
+	"test/vm TestStory/service":             1100,
+	"test/vm TestStory/neighbours":          500,
+	"test/vm TestStory/pools":               1300,
+	"test/vm TestStory/limits":              300,
+	"test/vm TestStory/power":               250,
+	"test/vm TestStory/clock":               240,
+	"test/e2e TestStories/runsc":            180,
+	"pkg/image":                             370,
+	"pkg/snapshot":                          400,
+	"pkg/sandbox":                           60,
+	"test/compat TestQuickstarts/runsc":     100,
+	"test/compat TestQuickstarts/runc":      100,
+	"test/compat TestJudges":                140,
+	"test/compat TestDocuments":             130,
+	"test/compat TestPythonCodeInterpreter": 110,
+	"test/e2e TestStories/runc":             90,
+	"test/e2e TestKillAtEveryStep/runsc":    100,
+	"pkg/egress":                            120,
+	"test/attacks TestProofs":               60,
+	"pkg/cgroups":                           60,
+}
+
+// images are the jobs that import an image which takes as long as a short job. A lane keeps
+// what was imported into its instance, so jobs with one image run in one lane as long as
+// other lanes have something else to do.
+var images = map[string]string{
+	"test/compat TestJudges":                "code-interpreter",
+	"test/compat TestPythonCodeInterpreter": "code-interpreter",
+	"test/compat TestQuickstarts/runc":      "code-interpreter",
+	"test/compat TestQuickstarts/runsc":     "code-interpreter",
+	"test/e2e TestStories/runc":             "code-interpreter",
+	"test/e2e TestStories/runsc":            "code-interpreter",
 }
 
 // onHost are jobs that need the real host's network.
@@ -142,7 +157,11 @@ func plan(top string, all bool, only string) ([]*job, error) {
 func arrange(top, tags, stories string, packages []pkg) (jobs []*job, programs []string, err error) {
 	unit := &job{
 		name: "unit", dir: top,
-		argv: []string{"go", "test", "-race", "-json", "-count=1", "-timeout=40m", "-tags", strings.Replace(tags, ",vm", "", 1)},
+		// lint vets the tests, too. What is compiled with -trimpath serves every checkout.
+		argv: []string{
+			"go", "test", "-race", "-json", "-count=1", "-vet=off", "-trimpath", "-timeout=40m",
+			"-tags", strings.Replace(tags, ",vm", "", 1),
+		},
 	}
 	jobs = []*job{unit, {name: "lint", dir: top, argv: []string{"scripts/lint.sh"}, script: true}}
 	for _, p := range packages {
@@ -160,7 +179,7 @@ func arrange(top, tags, stories string, packages []pkg) (jobs []*job, programs [
 		jobs = append(jobs, split(top, stories, p, tests, others)...)
 	}
 	for _, j := range jobs {
-		j.cost, j.alone = costs[j.name], alone[j.name]
+		j.cost, j.alone, j.image = costs[j.name], alone[j.name], images[j.name]
 		j.lane = j.lane && !onHost[j.name]
 	}
 	return jobs, programs, nil
@@ -239,8 +258,8 @@ func split(top, stories string, p pkg, tests, others []string) (jobs []*job) {
 // compile builds the test programs of packages, and test2json, which reads their output.
 func compile(top, tags string, packages []string) error {
 	for _, argv := range [][]string{
-		{"go", "build", "-o", filepath.Join("build", "tools", "test2json"), "cmd/test2json"},
-		append([]string{"go", "test", "-c", "-tags", tags, "-o", filepath.Join("build", "test-bin") + "/"}, packages...),
+		{"go", "build", "-trimpath", "-o", filepath.Join("build", "tools", "test2json"), "cmd/test2json"},
+		append([]string{"go", "test", "-c", "-trimpath", "-tags", tags, "-o", filepath.Join("build", "test-bin") + "/"}, packages...),
 	} {
 		cmd := exec.Command(argv[0], argv[1:]...)
 		cmd.Dir = top

@@ -165,6 +165,22 @@ func TestCarryOut(t *testing.T) {
 	}
 }
 
+// A lane does first what needs an image that it has imported, and last what needs an image
+// of another lane.
+func TestChoose(t *testing.T) {
+	q := &queue{owner: map[string]int{}}
+	for _, j := range []job{{name: "a", image: "big"}, {name: "b", image: "big"}, {name: "c"}, {name: "d"}, {name: "e", image: "big"}} {
+		q.waiting = append(q.waiting, &j)
+	}
+	var got []string
+	for _, lane := range []int{0, 1, 0, 1, 1} {
+		got = append(got, q.next(lane).name)
+	}
+	if want := []string{"a", "c", "b", "d", "e"}; !slices.Equal(got, want) || q.next(0) != nil {
+		t.Errorf("they were taken as %q, want %q", got, want)
+	}
+}
+
 // A lane has a network of its own with a default route, and a job starts with no signal
 // ignored.
 func TestLane(t *testing.T) {
