@@ -249,7 +249,7 @@ func (w *world) ftp(at, elsewhere string) {
 	}
 	w.t.Cleanup(func() { l.Close() })
 	to := netip.MustParseAddrPort(elsewhere)
-	a := to.Addr().As4()
+	place := fmt.Sprintf("%s,%d,%d", strings.ReplaceAll(to.Addr().String(), ".", ","), to.Port()>>8, to.Port()&255)
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -260,8 +260,7 @@ func (w *world) ftp(at, elsewhere string) {
 				defer c.Close()
 				fmt.Fprint(c, "220 ready\r\n") //nolint:errcheck // the guest says
 				for lines := bufio.NewScanner(c); lines.Scan(); {
-					//nolint:errcheck // likewise
-					fmt.Fprintf(c, "227 Entering Passive Mode (%d,%d,%d,%d,%d,%d).\r\n", a[0], a[1], a[2], a[3], to.Port()>>8, to.Port()&255)
+					fmt.Fprintf(c, "227 Entering Passive Mode (%s).\r\n", place) //nolint:errcheck // likewise
 				}
 			}()
 		}
