@@ -109,7 +109,7 @@ func exchange(c net.Conn, want, requests string) (string, error) {
 
 // said is the status of the last answer, if there is one, else the error.
 func said(all string, err error) (string, error) {
-	if i := strings.LastIndex(all, "HTTP/1.1 "); i >= 0 && len(all) >= i+12 {
+	if i := strings.LastIndex(all, "HTTP/1."); i >= 0 && len(all) >= i+12 {
 		return strings.Join(strings.Fields(all[i:]), " "), wordError(all[i+9 : i+12])
 	}
 	return strings.Join(strings.Fields(all), " "), denied(err)
