@@ -43,6 +43,7 @@ func TestARP(t *testing.T) {
 	entry := func() string { return fields(run(t, "ip", "neighbour", "show", "dev", link)) }
 	before := entry()
 	for _, who := range []netip.Addr{addr(1), addr(2), m.Gateway} {
+		send(t, fd, arp(1, liarMAC, who, who))
 		send(t, fd, arp(2, liarMAC, who, who))
 	}
 	// Frames of one link arrive in order: when the last has its answer, the others were read.
@@ -56,7 +57,6 @@ func TestARP(t *testing.T) {
 		t.Errorf("lies of ARP made of the neighbours\n%s\nthese:\n%s", before, now)
 	}
 	run(t, "ip", "neighbour", "replace", addr(1).String(), "lladdr", guestMAC.String(), "dev", link, "nud", "reachable")
-	send(t, fd, arp(2, liarMAC, addr(1), addr(1)))
 	whoHas(t, fd, netip.MustParseAddr(elsewhere), 10*time.Second)
 	if now := entry(); !strings.Contains(now, liarMAC.String()) {
 		t.Errorf("a neighbour that is not permanent stays as it is: %s; that the other one did proves nothing", now)
@@ -97,7 +97,8 @@ func packetSocket(t *testing.T, ns string) int {
 	return fd
 }
 
-// arp is a frame of ARP to all (RFC 826): a question (1) or an answer (2), from a guest.
+// arp is a frame of ARP to all (RFC 826): a question (1) or an answer (2). If it is about the
+// address from which it is, it tells everybody who has that.
 func arp(op byte, mac net.HardwareAddr, from, about netip.Addr) []byte {
 	all := bytes.Repeat([]byte{0xff}, 6)
 	head := []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, op}
@@ -111,11 +112,11 @@ func send(t *testing.T, fd int, frame []byte) {
 	}
 }
 
-// whoHas asks for an address, and returns the MAC address of whoever says it has it; nil:
-// nobody does.
+// whoHas asks for an address, with a lie about the guest's own, and returns the MAC address
+// of whoever says it has it; nil: nobody does.
 func whoHas(t *testing.T, fd int, who netip.Addr, wait time.Duration) net.HardwareAddr {
 	t.Helper()
-	send(t, fd, arp(1, guestMAC, addr(1), who))
+	send(t, fd, arp(1, liarMAC, addr(1), who))
 	frame := make([]byte, 128)
 	for until := time.Now().Add(wait); ; {
 		left := unix.NsecToTimeval(int64(max(time.Until(until), time.Millisecond)))
