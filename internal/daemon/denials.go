@@ -84,7 +84,7 @@ func (d *denials) note(id string, n wire.Denial) {
 	case same >= 0:
 		n.First, n.Times = b.last[same].First, b.last[same].Times+1
 		b.last = slices.Delete(b.last, same, same+1)
-	case len(b.last) == deniedKept:
+	case len(b.last) >= deniedKept && !weak.Off(weak.Log):
 		b.last = slices.Delete(b.last, 0, 1)
 	}
 	b.last = append(b.last, n)

@@ -35,7 +35,8 @@ const (
 	Tmpfs         Wall = "tmpfs"        // sizes and inodes of file systems in memory, terminals
 	Policy        Wall = "policy"       // the network policy and the hard blocks in Go
 	Chains        Wall = "chains"       // the kernel's chains and the lock refuse nothing
-	Resolver      Wall = "resolver"     // it answers every sandbox
+	Raw           Wall = "raw"          // the first table: foreign sources, broadcasts and multicast pass
+	Resolver      Wall = "resolver"     // it answers every sandbox, however much it asks
 	Proxy         Wall = "proxy"        // it lets every name pass, to every address
 	Keys          Wall = "keys"         // the API takes everybody for an admin
 	Roles         Wall = "roles"        // every role may do everything
@@ -49,5 +50,5 @@ const (
 	Connections   Wall = "connections"  // one address may hold any number
 	SlowClients   Wall = "slow-clients" // a head may take an hour
 	Bodies        Wall = "bodies"       // JSON of any size and depth
-	Log           Wall = "log"          // a guest's denials have any number of lines
+	Log           Wall = "log"          // a guest's denials have any number of lines, and all are kept
 )

@@ -95,6 +95,9 @@ func expand(r *strings.Replacer, text string) rulesOf {
 			if weak.Off(weak.Chains) && table == "filter" {
 				line = strings.Replace(line, "-j @DENY$", "-j ACCEPT", 1)
 			}
+			if weak.Off(weak.Raw) && strings.HasPrefix(line, "-A @RAW$ ") {
+				line = strings.Replace(line, "-j DROP", "-j RETURN", 1)
+			}
 			f := strings.Fields(r.Replace(line)) // -A CHAIN rule
 			out[table][f[1]] = append(out[table][f[1]], strings.Join(f[2:], " "))
 		}

@@ -93,7 +93,7 @@ func (r *resolver) asked(line *child.Conn, m names.Message) {
 		r.tell(line, v, nil)
 	case m.Hit:
 		r.answer(line, s, m, why)
-	case !take(&s.dns.queries, dnsInFlight):
+	case !take(&s.dns.queries, inFlight()):
 		v.Do, v.Text = names.Fail, fmt.Sprintf("%d queries of this sandbox wait for name servers, which is the limit", dnsInFlight)
 		r.note(s, m, "fail", "limit", "")
 		r.tell(line, v, nil)
@@ -117,6 +117,14 @@ func (r *resolver) asked(line *child.Conn, m names.Message) {
 		r.mu.Unlock()
 		r.give(line, a, m)
 	}
+}
+
+// inFlight is how many queries of one sandbox may wait for servers.
+func inFlight() int32 {
+	if weak.Off(weak.Resolver) {
+		return 1 << 16
+	}
+	return dnsInFlight
 }
 
 const rcodeRefused = 5 // RFC 1035, section 4.1.1

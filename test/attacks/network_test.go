@@ -5,6 +5,9 @@ import "github.com/sandboxd/sandboxd/internal/weak"
 // answered is what the resolver says if it asks another: test/internet has no such name.
 var answered = words{"NXDOMAIN", "ok"}
 
+// quiet is what a guest sees of a packet that is dropped, or that its kernel does not send.
+var quiet = words{"timeout", "ENETUNREACH", "EHOSTUNREACH", "EACCES"}
+
 // networkAttacks go out from a sandbox that may not: nothing is allowed to it.
 var networkAttacks = []attack{
 	{
@@ -26,6 +29,24 @@ var networkAttacks = []attack{
 	{
 		name: "the resolver's own port", wall: "chains, lock", run: []string{"connect", "GATEWAY:15353"},
 		held: words{"ECONNREFUSED"}, runc: without(weak.Chains), runsc: without(weak.Chains),
+	},
+	{
+		name: "a published port of another sandbox, by an address of the host", wall: "chains, lock",
+		run: []string{"connect", "UPLINK:PUBLISHED"}, held: words{"ECONNREFUSED"},
+		runc: without(weak.Chains), runsc: without(weak.Chains),
+	},
+	{
+		name: "a broadcast to the host", wall: "the table raw, hard blocks, chains", run: []string{"shout", "255.255.255.255:DATAGRAMS"},
+		held: quiet, runc: without(weak.Raw, weak.Policy, weak.Chains), runsc: without(weak.Raw, weak.Policy, weak.Chains),
+	},
+	{
+		name: "a multicast to all hosts", wall: "the table raw, hard blocks, chains", run: []string{"shout", "224.0.0.1:DATAGRAMS"},
+		held: quiet, runc: without(weak.Raw, weak.Policy, weak.Chains), runsc: without(weak.Raw, weak.Policy, weak.Chains),
+	},
+	{
+		name: "the metadata service, by a socket of IPv6", wall: "hard blocks in Go and in the chains",
+		run: []string{"mapped", "169.254.169.254:80"}, held: words{"ECONNREFUSED", "EAFNOSUPPORT"},
+		runc: without(weak.Policy, weak.Chains), runsc: without(weak.Policy, weak.Chains),
 	},
 	{
 		name: "a forged mark", wall: "no CAP_NET_ADMIN; marks do not cross namespaces, and the chains clear them",

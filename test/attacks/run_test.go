@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -144,6 +145,7 @@ type field struct {
 	dir    string // of the host: everybody may read it
 	marker string // a file in it
 	host   net.Listener
+	shouts net.PacketConn // answers what comes, as host listens
 	liar   *liar
 	net    *internet.Internet
 	weak   string // the walls that are down
@@ -181,6 +183,17 @@ func newField(t *testing.T, programs string) *field {
 	go func() {
 		for c, err := f.host.Accept(); err == nil; c, err = f.host.Accept() {
 			c.Close()
+		}
+	}()
+	f.shouts, err = net.ListenPacket("udp4", "0.0.0.0:0")
+	must(t, err)
+	t.Cleanup(func() { f.shouts.Close() })
+	go func() {
+		b := make([]byte, 64)
+		for n, from, err := f.shouts.ReadFrom(b); !errors.Is(err, net.ErrClosed); n, from, err = f.shouts.ReadFrom(b) {
+			if err == nil {
+				f.shouts.WriteTo(b[:n], from) //nolint:errcheck // the guest sees what is missing
+			}
 		}
 	}()
 	f.api, err = client.New("unix://"+f.Socket, "")
@@ -228,10 +241,13 @@ func (f *field) attack(t *testing.T, place string, attacks []attack, judge func(
 		}
 		return
 	}
-	neighbour := f.create(t, place, nil)
+	published := hosttest.FreePort(t).Port()
+	neighbour := f.create(t, place, func(r *wire.CreateRequest) {
+		r.Extensions[wire.ExtPublish] = fmt.Sprintf("0.0.0.0:%d:7000", published)
+	})
 	f.background(t, neighbour.ID, "serve", "7000")
 	f.await(t, neighbour.ID, 7000)
-	values := f.values(t, neighbour.ID)
+	values := f.values(t, neighbour.ID, published)
 	shared := map[bool]*wire.Sandbox{} // by named
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
@@ -307,16 +323,19 @@ func (f *field) await(t *testing.T, id string, port int) {
 }
 
 // values are what the words of a row stand for.
-func (f *field) values(t *testing.T, neighbour string) *strings.Replacer {
+func (f *field) values(t *testing.T, neighbour string, published uint16) *strings.Replacer {
 	t.Helper()
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	must(t, err)
 	g := f.exec(t, neighbour, 0, []string{"sh", "-c", "grep -v localhost /etc/hosts"})
 	_, port, err := net.SplitHostPort(f.host.Addr().String())
 	must(t, err)
+	_, shouts, err := net.SplitHostPort(f.shouts.LocalAddr().String())
+	must(t, err)
 	return strings.NewReplacer(
 		"MARKER", f.marker, "BOOTID", strings.TrimSpace(string(boot)), "PID", strconv.Itoa(os.Getpid()),
 		"GATEWAY", f.Instance.Gateway().String(), "LISTENER", port, "NEIGHBOUR", g.word,
+		"DATAGRAMS", shouts, "PUBLISHED", fmt.Sprint(published),
 		"DNS", internet.DNS.String(), "SHARED", internet.Shared.String(), "OTHER", internet.Other.String(),
 		"PRIVATE", internet.Private.String(), "UPLINK", internet.Uplink.String(),
 	)

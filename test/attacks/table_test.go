@@ -27,9 +27,10 @@ type attack struct {
 
 	// run are the arguments of the program guest, in a sandbox. These words are replaced:
 	// MARKER (a file of the host), BOOTID and PID (of the host), GATEWAY (the address of the
-	// host that guests see), LISTENER (a port that the host listens on), NEIGHBOUR (the
-	// address of another sandbox, which listens on 7000), DNS, SHARED, OTHER and PRIVATE
-	// (addresses of test/internet), UPLINK (an address of the host).
+	// host that guests see), LISTENER (a port that the host listens on), DATAGRAMS (one of
+	// UDP), NEIGHBOUR (the address of another sandbox, which listens on 7000), PUBLISHED (the
+	// port of the host that leads there), DNS, SHARED, OTHER and PRIVATE (addresses of
+	// test/internet), UPLINK (an address of the host).
 	run []string
 	// named runs it in a sandbox whose policy names hosts (byName).
 	named bool

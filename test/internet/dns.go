@@ -21,6 +21,7 @@ type Record struct {
 	TTL   uint32        // 60 if 0
 	TXT   []string      // each at most 255 bytes
 	Delay time.Duration // before the answer
+	Then  []netip.Addr  // instead of A, in all answers but the first
 	// Also are addresses of other names that the answer has beside its own: a server that
 	// lies about names which are not its business.
 	Also map[string]netip.Addr
@@ -39,6 +40,7 @@ type zone struct {
 	mu      sync.Mutex
 	names   map[string]Record
 	queries []Query
+	asked   map[string]bool // for the address, of names with Then
 }
 
 // Set gives a name its record. "*.example" is the record of all names below that have none.
@@ -46,7 +48,7 @@ func (in *Internet) Set(name string, r Record) {
 	in.zone.mu.Lock()
 	defer in.zone.mu.Unlock()
 	if in.zone.names == nil {
-		in.zone.names = map[string]Record{}
+		in.zone.names, in.zone.asked = map[string]Record{}, map[string]bool{}
 	}
 	in.zone.names[name] = r
 }
@@ -68,6 +70,10 @@ func (z *zone) find(name string) (Record, bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if r, ok := z.names[name]; ok {
+		if r.Then != nil && z.asked[name] {
+			r.A = r.Then
+		}
+		z.asked[name] = true
 		return r, true
 	}
 	for rest := name; ; {

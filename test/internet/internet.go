@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/test/internet/quic"
 )
 
 // Addresses. TEST-NET-3 counts as public, since it is in no private range; a /28 of it,
@@ -141,8 +142,9 @@ const (
 	Speaks = 5432
 )
 
-// serveOthers serves what is neither DNS nor web on every address: a server that speaks
-// first, and UDP port 443, which returns each packet as a server of QUIC would.
+// serveOthers serves what is neither DNS nor web: a server that speaks first, on every
+// address; on UDP port 443 of Shared one that reads first packets of QUIC, and on that of
+// Other one that returns each packet.
 func (in *Internet) serveOthers() error {
 	l, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", Speaks))
 	if err != nil {
@@ -158,12 +160,18 @@ func (in *Internet) serveOthers() error {
 			}()
 		}
 	}()
-	for _, a := range []netip.Addr{Shared, Other} {
-		if err := in.packets(a, 443, func(b []byte, reply func([]byte)) { reply(b) }); err != nil {
-			return err
-		}
+	if err := in.packets(Other, 443, func(b []byte, reply func([]byte)) { reply(b) }); err != nil {
+		return err
 	}
-	return nil
+	// As a server of QUIC does, it reads the name that the first packet asks for.
+	return in.packets(Shared, 443, func(b []byte, reply func([]byte)) {
+		name, err := quic.Name(b)
+		if err != nil {
+			reply([]byte(err.Error()))
+			return
+		}
+		reply([]byte("this is " + name))
+	})
 }
 
 // packets answers each packet to a UDP port.

@@ -615,6 +615,43 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
+// TestNoHost: a server gets no Host that the guest has not sent.
+func TestNoHost(t *testing.T) {
+	d := newDesk(t, serve(t, func(c net.Conn) {
+		defer c.Close()
+		var got bytes.Buffer
+		if _, err := http.ReadRequest(bufio.NewReader(io.TeeReader(c, &got))); err == nil {
+			fmt.Fprintf(c, "HTTP/1.0 200 OK\r\n\r\n%s", got.Bytes())
+		}
+	}), "")
+	long := "/" + strings.Repeat("x", 9000)
+	for what, c := range map[string]struct{ send, want string }{
+		"none":        {"GET /a HTTP/1.0\r\nX: y\r\n\r\n", "GET /a HTTP/1.0\r\nConnection: close\r\n"},
+		"a long line": {"GET " + long + " HTTP/1.0\r\n\r\n", "GET " + long + " HTTP/1.0\r\nConnection: close\r\n"},
+		"a body that says what is taken out": {
+			fmt.Sprintf("POST /a HTTP/1.0\r\nUser-Agent: u\r\nContent-Length: %d\r\n\r\n%s", len(withHost), withHost),
+			fmt.Sprintf("POST /a HTTP/1.0\r\nUser-Agent: u\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(withHost), withHost),
+		},
+		"an empty one": {"GET /a HTTP/1.1\r\nHost:\r\n\r\n", "GET /a HTTP/1.1\r\nHost: \r\n"},
+		"an address":   {"GET /a HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "GET /a HTTP/1.1\r\nHost: 127.0.0.1\r\n"},
+	} {
+		g := d.connect()
+		io.WriteString(g, c.send) //nolint:errcheck // the answer says
+		a, err := http.ReadResponse(bufio.NewReader(g), nil)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		got, err := io.ReadAll(a.Body)
+		invented := strings.HasPrefix(c.send, "GET") && strings.Contains(string(got), "-.")
+		if err != nil || invented || !strings.HasPrefix(string(got), c.want) {
+			t.Errorf("%s: the server got %q, %v; want %q", what, got, err, c.want)
+		}
+		g.Close()
+		<-d.ended
+		d.want("3 ")
+	}
+}
+
 // TestLargeResponse: a head of a response that would need much memory is not passed on.
 func TestLargeResponse(t *testing.T) {
 	for what, head := range map[string]string{

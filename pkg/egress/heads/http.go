@@ -1,6 +1,7 @@
 package heads
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -112,14 +114,58 @@ func (c *webConn) dial(ctx context.Context, _, address string) (net.Conn, error)
 	if err != nil {
 		return nil, err
 	}
+	if name == hostless {
+		up, err := c.f.open(ctx, HTTP, "")
+		if err != nil {
+			return nil, err
+		}
+		return &hostlessConn{Conn: up}, nil
+	}
 	if name == nameless {
 		name = ""
 	}
 	return c.f.open(ctx, HTTP, name)
 }
 
-// nameless stands in a URL for no name. No name is written so.
-const nameless = "-."
+// nameless stands in a URL for no name, hostless for that of a request without a Host, which
+// has a connection for itself. No name is written so. noHost is a Host for which net/http
+// writes an empty one, because it is not valid.
+const (
+	nameless = "-."
+	hostless = "-.."
+	noHost   = "/"
+)
+
+// A hostlessConn takes the Host out of its one request: net/http always writes one. What
+// the server gets is HTTP/1.0, which alone may have none (RFC 9112, section 3.2).
+type hostlessConn struct {
+	net.Conn
+	head []byte // was written before the end of the Host
+	done bool
+}
+
+const (
+	withHost    = " HTTP/1.1\r\nHost: " + hostless + "\r\n"
+	withoutHost = " HTTP/1.0\r\n"
+)
+
+// Write writes to the server.
+func (c *hostlessConn) Write(p []byte) (int, error) {
+	if c.done {
+		return c.Conn.Write(p)
+	}
+	c.head = append(c.head, p...)
+	line, rest, ok := bytes.Cut(c.head, []byte(withHost))
+	if !ok {
+		return len(p), nil
+	}
+	_, err := c.Conn.Write(slices.Concat(line, []byte(withoutHost), rest))
+	c.done, c.head = true, nil
+	if err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
 
 // perFlow sends each request by the transport of its flow.
 type perFlow struct{}
@@ -190,8 +236,15 @@ func rewrite(p *httputil.ProxyRequest) {
 	if name == "" {
 		name = nameless
 	}
-	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.URL.Opaque = "http", name, ""
 	p.Out.Host = p.In.Host
+	switch {
+	case p.In.Host != "":
+	case p.In.ProtoAtLeast(1, 1):
+		p.Out.Host = noHost
+	default:
+		name, p.Out.Close = hostless, true
+	}
+	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.URL.Opaque = "http", name, ""
 	p.Out.URL.RawQuery = p.In.URL.RawQuery
 	for _, h := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 		if v, ok := p.In.Header[h]; ok {

@@ -86,6 +86,11 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"tunnel":       tunnel,
 	"slow":         slow,
 	"ping":         ping,
+	"quic":         quicTo,
+	"shout":        shout,
+	"mapped":       mapped,
+	"at-once":      atOnce,
+	"moved":        moved,
 }
 
 func main() {

@@ -106,26 +106,32 @@ func ownAddress() string {
 }
 
 // query is a question of DNS for the address of a name.
-func query(id uint16, name string) []byte {
+func query(id uint16, name string) []byte { return queryOf(id, name, 1) }
+
+// queryOf is a question of DNS for a type of record.
+func queryOf(id uint16, name string, of byte) []byte {
 	q := binary.BigEndian.AppendUint16(nil, id)
 	q = append(q, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0)
 	for label := range strings.SplitSeq(name, ".") {
 		q = append(append(q, byte(len(label))), label...)
 	}
-	return append(q, 0, 0, 1, 0, 1)
+	return append(q, 0, 0, of, 0, 1)
 }
 
-// dns asks a server for a name. The word is the code of the answer: "ok" is an answer that
-// has one, from anywhere.
+// dns asks a server for a name, and a type of record if that is not A. The word is the code
+// of the answer: "ok" is an answer that has one, from anywhere.
 func dns(args []string) (string, error) {
 	c, err := net.Dial("udp", args[0])
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	answer := make([]byte, 512)
+	answer, of := make([]byte, 512), byte(1)
+	if len(args) > 2 {
+		of = byte(number(args[2]))
+	}
 	for range 5 { // packets may be lost
-		if _, err = c.Write(query(7, args[1])); err != nil {
+		if _, err = c.Write(queryOf(7, args[1], of)); err != nil {
 			return "", err
 		}
 		c.SetReadDeadline(time.Now().Add(time.Second)) //nolint:errcheck // of a socket

@@ -109,7 +109,7 @@ func exchange(c net.Conn, want, requests string) (string, error) {
 
 // said is the status of the last answer, if there is one, else the error.
 func said(all string, err error) (string, error) {
-	if i := strings.LastIndex(all, "HTTP/1.1 "); i >= 0 && len(all) >= i+12 {
+	if i := strings.LastIndex(all, "HTTP/1."); i >= 0 && len(all) >= i+12 {
 		return strings.Join(strings.Fields(all[i:]), " "), wordError(all[i+9 : i+12])
 	}
 	return strings.Join(strings.Fields(all), " "), denied(err)
@@ -184,7 +184,8 @@ func doh(args []string) (string, error) {
 }
 
 // lookup asks a server for an address of a name, by udp or tcp: it is "ok" if there is one
-// or, if an address is given, that one; "none" if there is none.
+// or, if an address is given, that one; "none" if there is none, "huge" if there are
+// more than 255.
 func lookup(args []string) (string, error) {
 	network, server, name := args[0], args[1], args[2]
 	c, err := net.DialTimeout(network, server, patience)
@@ -216,8 +217,11 @@ func lookup(args []string) (string, error) {
 	if code := int(a[3] & 15); code != 0 {
 		return "", wordError([]string{"ok", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED"}[min(code, 5)])
 	}
-	if count := int(a[6])<<8 + int(a[7]); count == 0 {
+	switch count := int(a[6])<<8 + int(a[7]); {
+	case count == 0:
 		return "", wordError("none")
+	case count > 255:
+		return strconv.Itoa(count), wordError("huge")
 	}
 	if len(args) > 3 && !bytes.Contains(a[:n], net.ParseIP(args[3]).To4()) {
 		return "", wordError("other")
