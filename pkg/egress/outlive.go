@@ -36,8 +36,12 @@ import (
 // mostOld is how many children of earlier daemons live on.
 const mostOld = 8
 
-// lineLimit is how long an old child may take to answer the next daemon.
-const lineLimit = 5 * time.Second
+// lineLimit is how long an old child may take to answer the next daemon and to stop, and
+// adoptLimit how long all of them may.
+const (
+	lineLimit  = 5 * time.Second
+	adoptLimit = 10 * time.Second
+)
 
 // endOfFlows is how the name of a file of flows ends.
 const endOfFlows = ".flows"
@@ -213,6 +217,8 @@ func (p *proxy) leaves(line *child.Conn) bool {
 
 // adopt takes over the children of earlier daemons, the youngest mostOld of them.
 func (p *proxy) adopt(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, adoptLimit)
+	defer cancel()
 	dir := p.e.cfg.FlowDir
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -266,14 +272,8 @@ func (p *proxy) endStrays(kept map[int]bool) error {
 	if p.e.cfg.Outliving == nil {
 		return nil
 	}
-	pids, err := p.e.cfg.Outliving.Processes()
-	if err != nil {
-		return fmt.Errorf("list the children of earlier daemons: %w", err)
-	}
-	for _, pid := range pids {
-		if !kept[pid] {
-			unix.Kill(pid, unix.SIGKILL) //nolint:errcheck // it has ended
-		}
+	if err := child.EndOthers(p.e.cfg.Outliving.Processes, kept); err != nil {
+		return fmt.Errorf("end the children of earlier daemons that no file knows: %w", err)
 	}
 	return nil
 }
@@ -317,7 +317,7 @@ func (p *proxy) adoptOne(ctx context.Context, o *earlier) error {
 	if err != nil {
 		return errors.Join(err, old.Close())
 	}
-	sockets, err := old.Sockets()
+	sockets, err := old.Sockets(ctx)
 	if err != nil {
 		return errors.Join(err, line.Close(), old.Close())
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -117,6 +118,7 @@ func (o *Old) Close() error { return unix.Close(o.fd) }
 // Line takes the child's line, and returns when the child says so: it has then read all that
 // the last daemon has sent.
 func (o *Old) Line(ctx context.Context, dir, name string, max int) (*Conn, error) {
+	unix.PidfdSendSignal(o.fd, unix.SIGCONT, nil, 0) //nolint:errcheck // a daemon may have died in Sockets; shows in what follows
 	f, err := onSocket(dir, name, "connect", func(fd int, at *unix.SockaddrUnix) error { return unix.Connect(fd, at) })
 	if err != nil {
 		return nil, err
@@ -143,65 +145,181 @@ func (o *Old) Line(ctx context.Context, dir, name string, max int) (*Conn, error
 var errHides = errors.New("it has other sockets than it should: it may hide some")
 
 // Sockets makes descriptors of all sockets of TCP that the child has, by their cookies. It
-// takes the kernel's word for them (pidfd_getfd(2)), not the child's.
+// takes the kernel's word for them (pidfd_getfd(2)), not the child's. After an error the
+// child may be stopped, and is to be ended.
+//
+// The child is stopped meanwhile: while its threads run they can move a socket from one
+// descriptor to another behind the reader's back, or hold it by a call that waits, without a
+// descriptor. The stop ends those calls. One that starts again looks for its descriptor anew.
 //
 // A child whose line was taken has two sockets beside them: the one at which it listens, and
 // the line. If it has another, it has kept the line of the last daemon, in which descriptors
 // may wait: then there is an error. It cannot hide descriptors elsewhere: it can send none,
 // its filter lets no thread have descriptors of its own, and if its main thread has ended,
 // the two are missing.
-func (o *Old) Sockets() (_ map[uint64]Socket, err error) {
+func (o *Old) Sockets(ctx context.Context) (_ map[uint64]Socket, err error) {
 	all := map[uint64]Socket{}
 	defer func() {
 		if err != nil {
 			for _, s := range all {
 				s.Close() //nolint:errcheck // nothing is written
 			}
+			err = fmt.Errorf("take the sockets of the child %d: %w", o.pid, err)
 		}
 	}()
-	dir := fmt.Sprintf("/proc/%d/fd", o.pid)
-	names, err := os.ReadDir(dir)
+	if err := o.stop(ctx); err != nil {
+		return nil, err
+	}
+	names, err := os.ReadDir(o.proc("fd"))
 	if err != nil {
 		return nil, err
 	}
 	listens, lines := 0, 0
 	for _, n := range names {
-		if to, err := os.Readlink(filepath.Join(dir, n.Name())); err != nil || !strings.HasPrefix(to, "socket:") {
-			continue // it was closed, or is none
-		}
-		theirs, err := strconv.Atoi(n.Name())
+		s, err := o.socket(n.Name())
 		if err != nil {
 			return nil, err
 		}
-		fd, err := unix.PidfdGetfd(o.fd, theirs, 0)
-		if errors.Is(err, unix.EBADF) {
+		if s.fd < 0 {
 			continue
 		}
-		if err != nil {
-			return nil, fmt.Errorf("pidfd_getfd of a descriptor of %d: %w (see kernel.yama.ptrace_scope: 3 forbids it)", o.pid, err)
-		}
-		domain, derr := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
-		cookie, cerr := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
-		if err := errors.Join(derr, cerr); err != nil {
-			return nil, errors.Join(os.NewSyscallError("getsockopt", err), unix.Close(fd))
-		}
-		if _, twice := all[cookie]; domain == unix.AF_INET && !twice {
-			all[cookie] = Socket(fd)
+		if _, twice := all[s.cookie]; s.domain == unix.AF_INET && !twice {
+			all[s.cookie] = Socket(s.fd)
 			continue
 		}
-		if domain == unix.AF_UNIX {
-			if on, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err == nil && on == 1 {
+		if s.domain == unix.AF_UNIX {
+			if on, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err == nil && on == 1 {
 				listens++
 			} else {
 				lines++
 			}
 		}
-		unix.Close(fd)
+		unix.Close(s.fd)
 	}
 	if listens != 1 || lines != 1 {
 		return nil, errHides
 	}
-	return all, nil
+	// Nothing in the child can stop it, as it is the first process of its namespace. So if it
+	// is stopped now, it was all the time.
+	if still, err := o.stopped(); err != nil || !still {
+		return nil, errors.Join(errors.New("it went on while its descriptors were read"), err)
+	}
+	return all, os.NewSyscallError("pidfd_send_signal SIGCONT", unix.PidfdSendSignal(o.fd, unix.SIGCONT, nil, 0))
+}
+
+// taken is a descriptor that was taken from a child; -1: it is no socket.
+type taken struct {
+	fd, domain int
+	cookie     uint64
+}
+
+// socket takes a descriptor of the child, which is stopped: what is not there any more is an
+// error, too.
+func (o *Old) socket(name string) (s taken, err error) {
+	s.fd = -1
+	to, err := os.Readlink(filepath.Join(o.proc("fd"), name))
+	if err != nil || !strings.HasPrefix(to, "socket:") {
+		return s, err
+	}
+	theirs, err := strconv.Atoi(name)
+	if err != nil {
+		return s, err
+	}
+	fd, err := unix.PidfdGetfd(o.fd, theirs, 0)
+	if err != nil {
+		return s, fmt.Errorf("pidfd_getfd of %s: %w (see kernel.yama.ptrace_scope: 3 forbids it)", name, err)
+	}
+	domain, derr := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	cookie, cerr := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	if err := errors.Join(derr, cerr); err != nil {
+		return s, errors.Join(os.NewSyscallError("getsockopt", err), unix.Close(fd))
+	}
+	return taken{fd, domain, cookie}, nil
+}
+
+func (o *Old) proc(what string) string { return fmt.Sprintf("/proc/%d/%s", o.pid, what) }
+
+// stop stops all threads of the child. A thread that sleeps in the kernel where no signal
+// reaches it may hold a socket: then the child is not stopped until ctx ends.
+func (o *Old) stop(ctx context.Context) error {
+	if err := unix.PidfdSendSignal(o.fd, unix.SIGSTOP, nil, 0); err != nil {
+		return os.NewSyscallError("pidfd_send_signal SIGSTOP", err)
+	}
+	// Only a parent hears of a stop.
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if all, err := o.stopped(); all || err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("it does not stop: %w", ctx.Err())
+		}
+	}
+}
+
+// stopped reports whether all threads of the child are stopped. Of two lists of them the
+// second has those that began during the first: they join the stop before they run.
+func (o *Old) stopped() (bool, error) {
+	for range 2 {
+		tasks, err := os.ReadDir(o.proc("task"))
+		if err != nil {
+			return false, err
+		}
+		for _, t := range tasks {
+			b, err := os.ReadFile(filepath.Join(o.proc("task"), t.Name(), "stat"))
+			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+				return false, nil // it has just ended
+			}
+			if err != nil {
+				return false, err
+			}
+			if f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]); len(f) == 0 || string(f[0]) != "T" {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// EndOthers ends the processes that list has, but for those that are kept.
+func EndOthers(list func() ([]int, error), kept map[int]bool) error {
+	before, err := list()
+	if err != nil {
+		return err
+	}
+	open := map[int]int{}
+	defer func() {
+		for _, fd := range open {
+			unix.Close(fd)
+		}
+	}()
+	for _, pid := range before {
+		if kept[pid] {
+			continue
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
+			continue // it has ended
+		}
+		if err != nil {
+			return fmt.Errorf("pidfd_open of %d: %w", pid, err)
+		}
+		open[pid] = fd
+	}
+	// Its id may have been another's when it was opened. That one is not in the list.
+	after, err := list()
+	if err != nil {
+		return err
+	}
+	for _, pid := range after {
+		if fd, ok := open[pid]; ok {
+			unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) //nolint:errcheck // it has ended
+		}
+	}
+	return nil
 }
 
 // Cookie is the kernel's number of a socket, which no other of its network has until the host restarts.

@@ -3,12 +3,16 @@ package child
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,12 +24,16 @@ const (
 	dropAll              // closes the files that it keeps, and leaves if it is alone
 	hide                 // makes another descriptor of its line
 	complain             // writes to standard error
+	juggle               // moves its file from one descriptor to the next, without end
+	cling                // waits in a call for bytes of its file
+	letGo                // closes its file, but for that call
 )
 
 // stays is a child that outlives the daemon as long as it keeps a file.
 func stays([]string) error {
 	var files []*os.File
 	var gone func()
+	held := -1
 	return ServeOn(1<<10, func(c *Conn) func(Message) {
 		gone = nil
 		return func(m Message) {
@@ -39,6 +47,26 @@ func stays([]string) error {
 				files = nil
 			case hide:
 				c.raw.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_DUPFD, 0) }) //nolint:errcheck // the daemon looks
+			case juggle:
+				go func(fd int) {
+					for {
+						next, _ := unix.FcntlInt(uintptr(fd), unix.F_DUPFD, (fd+1)%200)
+						unix.Close(fd)
+						fd = next
+					}
+				}(copyOf(files[0]))
+				files[0].Close()
+			case cling:
+				held = copyOf(files[0])
+				unix.SetNonblock(held, false) //nolint:errcheck // shows in the call
+				go func(fd int) {
+					for {
+						unix.Recvfrom(fd, make([]byte, 1<<20), unix.MSG_WAITALL) //nolint:errcheck // the daemon looks
+					}
+				}(held)
+			case letGo:
+				files[0].Close()
+				unix.Close(held)
 			case complain:
 				os.Stderr.WriteString("to nobody\n")
 			}
@@ -51,6 +79,17 @@ func stays([]string) error {
 			gone()
 		}
 	})
+}
+
+func copyOf(f *os.File) (fd int) {
+	raw, err := f.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(s uintptr) { fd, _ = unix.FcntlInt(s, unix.F_DUPFD, 0) })
+	}
+	if err != nil {
+		panic(err)
+	}
+	return fd
 }
 
 // left starts a child that outlives its Supervisor, with a socket, and closes that. It returns
@@ -155,7 +194,7 @@ func TestOutlives(t *testing.T) {
 
 			t.Fatal(err)
 		}
-		all, err := o.Sockets()
+		all, err := o.Sockets(t.Context())
 		if err != nil || len(all) != 1 || slices.Collect(maps.Keys(all))[0] != want {
 			t.Fatalf("%v, %v: want the socket %d", all, err, want)
 		}
@@ -207,7 +246,7 @@ func TestHides(t *testing.T) {
 		}
 	}
 	o, _ := found(t, dir, h)
-	if all, err := o.Sockets(); !errors.Is(err, errHides) {
+	if all, err := o.Sockets(t.Context()); !errors.Is(err, errHides) {
 		t.Errorf("%v, %v", all, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -217,4 +256,105 @@ func TestHides(t *testing.T) {
 	}
 	o.Kill()
 	ends(t, o)
+}
+
+// TestJuggles: a child that moves a socket from one descriptor to another while they are read
+// hides it from nobody.
+func TestJuggles(t *testing.T) {
+	needsRoot(t)
+	dir := t.TempDir()
+	h, ours, _ := left(t, dir, true, juggle)
+	want, err := ours.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, c := found(t, dir, h)
+	for range 100 {
+		all, err := o.Sockets(t.Context())
+		if err != nil || len(all) != 1 || all[want] == 0 {
+			t.Fatalf("%v, %v: want the socket %d", all, err, want)
+		}
+		all[want].Close()
+	}
+	if _, err := c.Call(t.Context(), complain, nil, nil); err != nil { // it goes on
+		t.Error(err)
+	}
+}
+
+// TestClings: a child that holds a socket without a descriptor, by a call that waits, loses it.
+func TestClings(t *testing.T) {
+	needsRoot(t)
+	dir := t.TempDir()
+	h, ours, peer := left(t, dir, true, cling)
+	ours.Close()
+	waits := func() bool {
+		calls, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", h.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range calls {
+			b, _ := os.ReadFile(path)
+			if strings.HasPrefix(string(b), fmt.Sprintf("%d ", unix.SYS_RECVFROM)) {
+				return true
+			}
+		}
+		return false
+	}
+	for end := time.Now().Add(30 * time.Second); !waits(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not wait")
+		}
+	}
+	o, c := found(t, dir, h)
+	if _, err := c.Call(t.Context(), letGo, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	peer.SetDeadline(time.Now().Add(100 * time.Millisecond)) //nolint:errcheck // shows in the read
+	if _, err := peer.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) || !waits() {
+		t.Fatalf("it does not hold the socket: %v", err)
+	}
+	all, err := o.Sockets(t.Context())
+	if err != nil || len(all) != 0 {
+		t.Fatalf("%v, %v", all, err)
+	}
+	peer.SetDeadline(time.Now().Add(30 * time.Second)) //nolint:errcheck // shows in the read
+	if _, err := peer.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("%v, want the end", err)
+	}
+	// A daemon that died while the child was stopped does it no harm.
+	if err := o.stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	found(t, dir, h)
+}
+
+// TestEndOthers: what is in the list no more when it was opened is somebody else's.
+func TestEndOthers(t *testing.T) {
+	var all []int
+	var cmds []*exec.Cmd
+	for range 3 {
+		c := exec.Command("sleep", "60")
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Process.Kill(); c.Wait() }) //nolint:errcheck // it may have ended
+		cmds, all = append(cmds, c), append(all, c.Process.Pid)
+	}
+	list := func() ([]int, error) {
+		was := all
+		all = all[:2]
+		return was, nil
+	}
+	if err := EndOthers(list, map[int]bool{all[0]: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmds[1].Wait(); err == nil || cmds[1].ProcessState.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
+		t.Error(err)
+	}
+	for _, i := range []int{0, 2} {
+		if err := unix.Kill(cmds[i].Process.Pid, 0); err != nil {
+			t.Errorf("process %d: %v", i, err)
+		}
+	}
 }
