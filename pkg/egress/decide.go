@@ -132,8 +132,8 @@ func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanat
 	return x, nil
 }
 
-// closeForbidden closes the open flows of s that its policy does not allow any more, and
-// returns when they are gone. Flows go on that are still allowed, also by a name whose
+// closeForbidden closes the open flows of s that its policy does not allow any more, those
+// through the proxy too, and returns when they are gone. Flows go on that are still allowed, also by a name whose
 // lease has ended since. If leases of an earlier daemon are lost, those of its flows go on
 // that some name could have opened.
 //
@@ -142,7 +142,7 @@ func (e *Engine) closeForbidden(s *sandbox, lost bool) error {
 	now := time.Now()
 	leased := func(a netip.Addr) []string { return s.leases.Of(a, now, true) }
 	var requests []byte
-	spared := 0
+	ofProxy, spared := e.proxy.closeForbidden(s, lost), 0
 	err := e.table.eachOf(s.addr, func() { requests, spared = requests[:0], 0 }, func(t tracked) {
 		if t.closed || t.IsDNS() {
 			return
@@ -160,7 +160,7 @@ func (e *Engine) closeForbidden(s *sandbox, lost bool) error {
 	if err != nil {
 		return err
 	}
-	if lost && spared == 0 {
+	if lost && ofProxy+spared == 0 {
 		s.leases.Begin() // no flow needs a lost one
 	}
 	return e.table.send(requests)
@@ -332,7 +332,7 @@ func (p *proxy) add(x *proxied, o heads.Open, out *outward) error {
 	if allow, _ := p.decide(x.s, x.flow, o); !allow && !weak.Off(weak.Proxy) {
 		return errors.New("the policy has changed")
 	}
-	if err := p.hands[x.line].put(x, x.next+1, out); err != nil {
+	if err := p.hands[x.line].put(p.log, x, x.next+1, out); err != nil {
 		return fmt.Errorf("write it down: %w", err)
 	}
 	x.next++

@@ -336,7 +336,6 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	}
 	switch lost := adopted && !table.Whole(); {
 	case changed != nil:
-		e.proxy.closeForbidden(changed, lost)
 		if err := e.closeForbidden(changed, lost); err != nil {
 			return fmt.Errorf("close the open flows of sandbox %s that its new policy denies: %w", id, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -63,9 +64,12 @@ type hand struct {
 	file  *flowfile.File
 	old   *child.Old // nil: of this daemon
 	flows int
+	full  bool // the log has it that the file takes no more
 }
 
-func (h *hand) put(x *proxied, number uint32, o *outward) (err error) {
+// put writes down a socket before the child gets it. One that cannot be written down, because
+// the file system is full, is unknown to the next daemon, and ends there.
+func (h *hand) put(log *slog.Logger, x *proxied, number uint32, o *outward) error {
 	if h == nil {
 		return nil
 	}
@@ -73,9 +77,10 @@ func (h *hand) put(x *proxied, number uint32, o *outward) (err error) {
 	if err != nil {
 		return err
 	}
-	slot, err := h.file.Put(e)
-	if err != nil {
-		return err
+	slot, err := h.file.Put(e) // 0 after an error
+	if err != nil && !h.full {
+		h.full = true
+		log.Error("a flow by name cannot be written down; it and others end with this daemon", "err", err)
 	}
 	if o == nil {
 		x.slot = slot
@@ -86,7 +91,7 @@ func (h *hand) put(x *proxied, number uint32, o *outward) (err error) {
 }
 
 func (h *hand) set(x *proxied, number uint32, o *outward) error {
-	if h == nil {
+	if h == nil || o.slot == 0 {
 		return nil
 	}
 	e, err := entryOf(x, number, o)
@@ -155,7 +160,7 @@ func (p *proxy) entrust(x *proxied, line *child.Conn) error {
 		return errGone
 	}
 	h := p.hands[line]
-	if err := h.put(x, 0, nil); err != nil {
+	if err := h.put(p.log, x, 0, nil); err != nil {
 		return fmt.Errorf("write down the flow: %w", err)
 	}
 	if x.line = line; h != nil {
@@ -220,12 +225,13 @@ func (p *proxy) adopt(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, adoptLimit)
 	defer cancel()
 	dir := p.e.cfg.FlowDir
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+	err := os.MkdirAll(dir, 0o700)
+	var names []fs.DirEntry
+	if err == nil {
+		names, err = os.ReadDir(dir)
 	}
-	names, err := os.ReadDir(dir)
-	if err != nil {
-		return err
+	if err != nil { // then all end below, and no child of this daemon outlives it: see begin
+		p.log.Error("flows by name of an earlier daemon cannot be read; they end", "err", err)
 	}
 	var all []*earlier
 	for _, n := range names {
@@ -342,7 +348,12 @@ func (p *proxy) enter(h *hand, entries map[int]flowfile.Entry, sockets map[uint6
 	found := map[uint64]*proxied{}
 	take := func(slot int, e flowfile.Entry) (child.Socket, bool) {
 		s, ok := sockets[e.Cookie]
-		if delete(sockets, e.Cookie); !ok {
+		delete(sockets, e.Cookie)
+		if ok && s.Dead() { // the child may never say that it has closed it
+			s.Close() //nolint:errcheck // nothing is written
+			ok = false
+		}
+		if !ok {
 			h.clear(slot) // it was closed meanwhile
 		}
 		return s, ok
@@ -367,7 +378,11 @@ func (p *proxy) enter(h *hand, entries map[int]flowfile.Entry, sockets map[uint6
 	}
 	for slot, e := range entries {
 		x := found[e.Flow]
-		if e.Socket == 0 || x == nil {
+		if e.Socket == 0 {
+			continue
+		}
+		if x == nil { // its socket is left over
+			h.clear(slot)
 			continue
 		}
 		if s, ok := take(slot, e); ok {

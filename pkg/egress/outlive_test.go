@@ -11,12 +11,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -469,4 +471,210 @@ func TestOldChildLies(t *testing.T) {
 		t.Errorf("%v, want the end", err)
 	}
 	w.children(dir, 1)
+}
+
+// TestDeadFlowsAreGone: a child cannot keep flows that have ended: the next daemon counts none
+// of them.
+func TestDeadFlowsAreGone(t *testing.T) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	guest := netip.MustParseAddr("10.9.0.2")
+	p := &proxy{flows: map[uint64]*proxied{}, of: map[*sandbox]int{}, outs: map[*sandbox]int{}, aside: map[*sandbox]bool{}}
+	entries, sockets := map[int]flowfile.Entry{}, map[uint64]child.Socket{}
+	add := func(flow uint64, number uint32, dead bool) net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp4", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := child.CopyOf(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if dead {
+			s.Reset()
+		}
+		cookie, err := s.Cookie()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sockets[cookie] = s
+		entries[len(entries)+1] = flowfile.Entry{
+			Flow: flow, Socket: number, Cookie: cookie, Sandbox: "one", Guest: guest, Dst: netip.MustParseAddrPort("203.0.113.1:443"),
+		}
+		return c
+	}
+	add(1, 0, true)
+	orphan := add(1, 1, false)
+	add(2, 0, false)
+	add(2, 1, true)
+	add(2, 2, false)
+	h := &hand{}
+	p.enter(h, entries, sockets)
+	x := p.flows[2]
+	if x == nil || len(p.flows) != 1 || h.flows != 1 || len(x.to) != 1 || x.to[2] == nil || p.of[x.s] != 1 || p.outs[x.s] != 1 {
+		t.Fatalf("flows %v, %d of the child, counts %v, %v", p.flows, h.flows, p.of, p.outs)
+	}
+	if _, err := orphan.Write([]byte("x")); err == nil {
+		t.Error("a socket of a dead flow goes on")
+	}
+	x.guest.Close()
+	x.to[2].Close()
+}
+
+// TestFlowsOnAFullFileSystem: where nothing can be written down, flows by name open all the
+// same, and end with the daemon; what the log says of it it says once.
+func TestFlowsOnAFullFileSystem(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	dir := t.TempDir()
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size=64k,nr_inodes=16"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	fill, flows := filepath.Join(dir, "fill"), filepath.Join(dir, "egress")
+	full := func() {
+		t.Helper()
+		if err := os.WriteFile(fill, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+	var inodes []string
+	none := func() {
+		t.Helper()
+		for i := range 32 {
+			inodes = append(inodes, filepath.Join(dir, fmt.Sprint(i)))
+			if err := os.WriteFile(inodes[i], nil, 0o600); err != nil {
+				return
+			}
+		}
+		t.Fatal("the file system has no limit")
+	}
+	mkdir := func() {
+		t.Helper()
+		if err := os.MkdirAll(flows, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := rules(t, "rules", byName...)
+	id := w.guest(0)
+	for _, c := range []struct {
+		what          string
+		before, after func() // the daemon starts
+		outlives      bool
+		says          string
+	}{
+		{"no directory can be made", none, func() {}, false, "ends with this daemon"},
+		{"no socket can be made", func() { mkdir(); none() }, func() {}, false, "ends with this daemon"},
+		{"no head can be written", func() { mkdir(); full() }, func() {}, false, "ends with this daemon"},
+		{"no entry can be written", func() {}, full, true, "cannot be written down"},
+	} {
+		c.before()
+		var logged bytes.Buffer
+		e := w.openWith(func(cfg *Config) {
+			cfg.FlowDir, cfg.Logger = flows, slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelError}))
+		})
+		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+			t.Fatal(err)
+		}
+		e.lookup(addr(0)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
+		c.after()
+		var conns []*tls.Conn
+		for range 12 { // more than a page of entries
+			conn, err := w.tls(id, site+":443", "allowed.test")
+			if err == nil {
+				err = said(conn)
+			}
+			if err != nil {
+				t.Fatalf("%s: %v", c.what, err)
+			}
+			defer conn.Close()
+			conns = append(conns, conn)
+		}
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(logged.String(), c.says); n != 1 {
+			t.Errorf("%s: the log says %d times %q, want once:\n%s", c.what, n, c.says, logged.String())
+		}
+		last := conns[len(conns)-1]
+		if err := said(last); (err == nil) != c.outlives {
+			t.Errorf("%s: without the daemon: %v", c.what, err)
+		}
+		for _, path := range append(inodes, fill) {
+			os.Remove(path) //nolint:errcheck // it may not be there
+		}
+		inodes = nil
+		e = w.lasting(flows)
+		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+			t.Fatal(err)
+		}
+		if err := said(last); err == nil {
+			t.Errorf("%s: a flow that is not written down goes on with the next daemon", c.what)
+		}
+		if c.outlives {
+			if err := said(conns[0]); err != nil {
+				t.Errorf("%s: one that is: %v", c.what, err)
+			}
+		}
+		for _, conn := range conns {
+			conn.Close()
+		}
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestLostLeaseOfProxiedFlow: a flow that goes on for want of its lease, whose name the guest
+// never said, keeps the leases incomplete for the next daemon, too.
+func TestLostLeaseOfProxiedFlow(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	dir, kept := t.TempDir(), t.TempDir()
+	open := func() *Engine { return w.openWith(func(c *Config) { c.FlowDir, c.Leases = dir, kept }) }
+	e := open()
+	all := rules(t, "rules", byName...)
+	id := w.named(e, 0, all)
+	c, err := w.connect(w.guests[id], "tcp", site+":9999", patient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in reads
+	if err := said(c); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 2 {
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if round == 0 {
+			if err := errors.Join(os.RemoveAll(kept), os.Mkdir(kept, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e = open()
+		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+			t.Fatal(err)
+		}
+		if err := said(c); err != nil {
+			t.Errorf("daemon %d: %v", round, err)
+		}
+		if e.lookup(addr(0)).leases.Whole() {
+			t.Errorf("daemon %d: the leases count as complete", round)
+		}
+	}
 }

@@ -379,18 +379,23 @@ func (p *proxy) closeAll(s *sandbox) {
 }
 
 // closeForbidden resets the flows that the policy of s denies now, and those that are about
-// to be opened are judged by it. For leases that are lost see that of
-// Engine.
-func (p *proxy) closeForbidden(s *sandbox, lost bool) {
+// to be opened are judged by it. For leases that are lost see that of Engine; spared are the
+// sockets that go on for want of them.
+func (p *proxy) closeForbidden(s *sandbox, lost bool) (spared int) {
 	now, pol := time.Now(), s.policy.Load()
 	p.closeIf(s, func(o *outward, f policy.Flow) bool {
 		if o.name == "" {
 			allow, _ := pol.DecideLeased(f, s.leases.Of(f.Dst, now, true))
-			return !allow && !(lost && pol.SomeName(f))
+			if allow || !lost || !pol.SomeName(f) {
+				return !allow
+			}
+			spared++
+			return false
 		}
 		allow, _ := pol.DecideName(f, o.name)
 		return !allow
 	})
+	return spared
 }
 
 func (p *proxy) closeIf(s *sandbox, which func(*outward, policy.Flow) bool) {

@@ -37,8 +37,8 @@ type Config struct {
 // Outlive says how a child outlives the daemon.
 type Outlive struct {
 	Dir string // of the sockets, which only root may enter
-	// Begin is called with each child as soon as it runs, instead of that of the Config. An
-	// error ends the child.
+	// Begin is called with each child as soon as it runs, before that of the Config. After an
+	// error that child ends, and one is started that ends with the daemon.
 	Begin func(c *Conn, h Home) error
 	// Leave decides when the Supervisor is closed: true lets the child live.
 	Leave func(c *Conn) bool
@@ -53,6 +53,8 @@ type Supervisor struct {
 	conn   *Conn         // of the child that runs, or nil
 	change chan struct{} // closed when conn is replaced
 	fault  error         // why no child runs
+
+	homeless bool // the log has it that children do not outlive the daemon; only start uses it
 }
 
 const (
@@ -117,43 +119,68 @@ func (s *Supervisor) set(c *Conn, fault error) {
 type newborn struct {
 	p    *confine.Process
 	c    *Conn
-	home Home
+	home Home // without a name: it ends with the daemon
 }
 
 // end ends the child, and returns how it ended.
-func (n newborn) end() error {
-	n.c.Close()
+func (s *Supervisor) end(n newborn) error {
+	if n.c != nil {
+		n.c.Close()
+	}
 	n.p.Kill()
-	return n.p.Wait()
+	err := n.p.Wait()
+	if n.home.Name != "" {
+		os.Remove(SocketPath(s.cfg.Outlive.Dir, n.home.Name)) //nolint:errcheck // the next daemon removes it
+	}
+	return err
 }
 
-// start starts a child and waits until it says so.
-func (s *Supervisor) start(ctx context.Context) (n newborn, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("start the child %s: %w", s.cfg.Verb, err)
+// errNoHome says that a child cannot outlive the daemon, but may run.
+var errNoHome = errors.New("no child can outlive this daemon")
+
+// start starts a child and waits until it says so. If it cannot outlive the daemon as it
+// should, it is one that does not.
+func (s *Supervisor) start(ctx context.Context) (newborn, error) {
+	n, err := s.startAs(ctx, s.cfg.Outlive)
+	if errors.Is(err, errNoHome) {
+		if !s.homeless {
+			s.homeless = true
+			s.cfg.Logger.Error("what a child does ends with this daemon", "child", s.cfg.Verb, "err", err)
 		}
-	}()
+		n, err = s.startAs(ctx, nil)
+	} else if err == nil {
+		s.homeless = false
+	}
+	if err != nil {
+		return n, fmt.Errorf("start the child %s: %w", s.cfg.Verb, err)
+	}
+	return n, nil
+}
+
+func (s *Supervisor) startAs(ctx context.Context, o *Outlive) (n newborn, err error) {
 	ours, theirs, err := Pair()
 	if err != nil {
 		return n, err
 	}
 	defer theirs.Close()
 	files := []*os.File{theirs}
-	if o := s.cfg.Outlive; o != nil {
-		n.home.Name = rand.Text()
-		l, err := listen(o.Dir, n.home.Name)
+	if o != nil {
+		name := rand.Text()
+		l, err := listen(o.Dir, name)
 		if err != nil {
-			return n, errors.Join(err, ours.Close())
+			return n, errors.Join(errNoHome, err, ours.Close())
 		}
 		defer l.Close()
-		files = append(files, l)
+		n.home.Name, files = name, append(files, l)
 	}
 	n.p, err = confine.Start(ctx, confine.Child{
 		Verb: s.cfg.Verb, Args: s.cfg.Args, Files: append(files, s.cfg.Files...), Serves: true, Memory: s.cfg.Memory,
-		Outlives: s.cfg.Outlive != nil,
+		Outlives: o != nil,
 	})
 	if err != nil {
+		if o != nil {
+			os.Remove(SocketPath(o.Dir, n.home.Name)) //nolint:errcheck // the next daemon removes it
+		}
 		return n, errors.Join(err, ours.Close())
 	}
 	n.p.Close() // it reads and writes nothing there
@@ -161,16 +188,18 @@ func (s *Supervisor) start(ctx context.Context) (n newborn, err error) {
 	if n.c, err = NewConn(ours, s.cfg.Max, false); err == nil {
 		err = greeted(n.c, n.p)
 	}
-	if err == nil && s.cfg.Outlive != nil {
-		n.home.Pid = n.p.Pid()
-		n.home.Started, err = started(n.home.Pid)
-	}
 	if err != nil {
-		if n.c != nil {
-			n.c.Close()
+		return n, cmp.Or(s.end(n), err)
+	}
+	if o != nil {
+		n.home.Pid = n.p.Pid()
+		if n.home.Started, err = started(n.home.Pid); err == nil {
+			err = o.Begin(n.c, n.home)
 		}
-		n.p.Kill()
-		return n, cmp.Or(n.p.Wait(), err)
+		if err != nil {
+			s.end(n) //nolint:errcheck // it was killed
+			return n, errors.Join(errNoHome, err)
+		}
 	}
 	return n, nil
 }
@@ -202,7 +231,10 @@ func (s *Supervisor) keep(ctx context.Context, n newborn) {
 		for {
 			if n, err = s.again(ctx, pause); ctx.Err() != nil {
 				if err == nil {
-					n.end() //nolint:errcheck // it was killed
+					s.end(n)                                   //nolint:errcheck // it was killed
+					if n.home.Name != "" && s.cfg.End != nil { // else it has not begun
+						s.cfg.End(n.c)
+					}
 				}
 				return
 			}
@@ -230,34 +262,26 @@ func (s *Supervisor) again(ctx context.Context, pause time.Duration) (newborn, e
 
 // serve serves one child to its end, and returns why it ended. When ctx ends, the child may
 // be left.
-func (s *Supervisor) serve(ctx context.Context, n newborn) (err error) {
+func (s *Supervisor) serve(ctx context.Context, n newborn) error {
 	defer context.AfterFunc(ctx, func() { n.c.Close() })()
-	o := s.cfg.Outlive
-	if o != nil {
-		err = o.Begin(n.c, n.home)
-	} else if s.cfg.Begin != nil {
+	if s.cfg.Begin != nil {
 		s.cfg.Begin(n.c)
 	}
-	if err == nil {
-		s.set(n.c, nil)
-		err = n.c.Run(func(m Message) {
-			if m.File != nil {
-				m.File.Close()
-			}
-			if s.cfg.Handle != nil {
-				s.cfg.Handle(n.c, m)
-			}
-		})
-	}
-	if o != nil && ctx.Err() != nil && err == nil && o.Leave(n.c) {
+	s.set(n.c, nil)
+	err := n.c.Run(func(m Message) {
+		if m.File != nil {
+			m.File.Close()
+		}
+		if s.cfg.Handle != nil {
+			s.cfg.Handle(n.c, m)
+		}
+	})
+	if n.home.Name != "" && ctx.Err() != nil && err == nil && s.cfg.Outlive.Leave(n.c) {
 		return nil
 	}
-	died := n.end() // it is dead, or has sent what it must not
+	died := s.end(n) // it is dead, or has sent what it must not
 	if err == nil {
 		err = died
-	}
-	if o != nil {
-		os.Remove(SocketPath(o.Dir, n.home.Name))
 	}
 	s.set(nil, err)
 	if s.cfg.End != nil {

@@ -212,6 +212,26 @@ func TestManyCalls(t *testing.T) {
 	}
 }
 
+// TestPeerDiesUnread: what the other side has sent arrives, although that ended with messages
+// unread.
+func TestPeerDiesUnread(t *testing.T) {
+	c, f := lineOf(t, 64, true)
+	peer, err := NewConn(f, 64, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := errors.Join(peer.Tell(1, nil, os.Stdin), c.Tell(1, nil, nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	peer.Close()
+	got := 0
+	if err := c.Run(func(m Message) { got++; m.File.Close() }); err != nil || got != 3 {
+		t.Errorf("%d messages, %v", got, err)
+	}
+}
+
 // TestNoDescriptorsLeak: those that come where none may are closed, and end the line.
 func TestNoDescriptorsLeak(t *testing.T) {
 	r, w, err := os.Pipe()

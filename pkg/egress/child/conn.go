@@ -164,7 +164,7 @@ func (c *Conn) Run(handle func(Message)) error {
 		m, err := c.receive(buf)
 		switch {
 		case err == nil:
-		case errors.Is(err, ErrGone), errors.Is(err, unix.ECONNRESET), c.isClosed():
+		case errors.Is(err, ErrGone), c.isClosed():
 			return nil
 		default:
 			return err
@@ -194,7 +194,9 @@ func (c *Conn) receive(buf []byte) (m Message, err error) {
 	rerr := c.raw.Read(func(fd uintptr) bool {
 		for {
 			n, oobn, flags, _, err = unix.Recvmsg(int(fd), buf, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
-			if err != unix.EINTR {
+			// The kernel says once that the other side ended with messages unread. What that
+			// has sent before comes then, and the end after it.
+			if err != unix.EINTR && err != unix.ECONNRESET {
 				return err != unix.EAGAIN
 			}
 		}

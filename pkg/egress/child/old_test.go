@@ -1,10 +1,12 @@
 package child
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -356,5 +358,38 @@ func TestEndOthers(t *testing.T) {
 		if err := unix.Kill(cmds[i].Process.Pid, 0); err != nil {
 			t.Errorf("process %d: %v", i, err)
 		}
+	}
+}
+
+// TestHomeless: a child that cannot outlive the daemon runs all the same, and one that does not
+// start leaves no socket.
+func TestHomeless(t *testing.T) {
+	needsRoot(t)
+	dir := t.TempDir()
+	var logged bytes.Buffer
+	cfg := Config{
+		Verb: "stays", Memory: 256 << 20, Max: 256, Logger: slog.New(slog.NewTextHandler(&logged, nil)),
+		Outlive: &Outlive{Dir: dir, Begin: func(*Conn, Home) error { return errors.New("no room") }},
+	}
+	s, err := Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.Conn(t.Context())
+	if err == nil {
+		_, err = c.Call(t.Context(), complain, nil, nil)
+	}
+	if err != nil || strings.Count(logged.String(), "no room") != 1 {
+		t.Errorf("%v; the log: %s", err, logged.String())
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	cfg.Verb, cfg.Max = "none", 16
+	if _, err := Start(t.Context(), cfg); err == nil {
+		t.Error("a child without a verb has started")
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) != 0 {
+		t.Errorf("%v, %v are left", names, err)
 	}
 }

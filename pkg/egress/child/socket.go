@@ -29,3 +29,9 @@ func (s Socket) Reset() {
 	none := unix.RawSockaddr{Family: unix.AF_UNSPEC}
 	unix.Syscall(unix.SYS_CONNECT, uintptr(s), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none)) //nolint:errcheck // it has ended
 }
+
+// Dead reports whether a connection of TCP has ended on both sides, or was reset.
+func (s Socket) Dead() bool {
+	info, err := unix.GetsockoptTCPInfo(int(s), unix.IPPROTO_TCP, unix.TCP_INFO)
+	return err == nil && info.State == unix.BPF_TCP_CLOSE
+}

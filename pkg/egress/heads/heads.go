@@ -31,7 +31,9 @@ import (
 const Verb = "heads"
 
 // Version is that of the messages, and of the line. A daemon ends a child of an earlier daemon
-// that speaks another: whoever changes one of them counts it up.
+// that speaks another: whoever changes one of them counts it up. So does whoever mends a hole
+// in this package, in pkg/egress/child, internal/relay or internal/confine: then the children
+// that have the hole, or were taken over by it, end with the daemon that has it.
 const Version = 1
 
 // Kinds of messages. All numbers are little endian.
