@@ -381,8 +381,9 @@ func (e *Engine) publish(next *sandbox, p *policy.Policy) (changed *sandbox, ado
 	return changed, adopted, nil
 }
 
-// Unregister cuts id off, established flows included, and removes its policy. Its
-// conntrack entries are deleted later; Gone waits for that. Absent is success.
+// Unregister cuts id off, established flows included, and removes its policy and its
+// leases. Its conntrack entries are deleted later; Gone waits for that. Absent is success.
+// After an error the engine opens no flow of id, and Unregister may be tried again.
 func (e *Engine) Unregister(ctx context.Context, id string) error {
 	e.mu.Lock()
 	s := e.byID[id]
@@ -405,14 +406,9 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 			}
 		}
 	}
-	// Before the entry, by which a daemon that is started again finds what is left.
-	if err := e.Leases.Forget(id); err != nil {
-		return fmt.Errorf("unregister %s: %w", id, err)
-	}
+	var errs []error // none keeps Unregister from cutting what it can
 	for _, a := range addrs {
-		if err := e.delSource(id, a); err != nil {
-			return fmt.Errorf("unregister %s: %w", id, err)
-		}
+		errs = append(errs, e.delSource(id, a))
 	}
 	e.mu.Lock()
 	if s != nil && e.byID[id] == s {
@@ -428,6 +424,10 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 		e.FlowLog.End(id) // its link goes next, and its counters with it
 	}
 	e.flows.forget(id, addrs)
+	// Last, as it may fail. If the daemon is killed before, the next one unregisters id again.
+	if err := errors.Join(append(errs, e.Leases.Forget(id))...); err != nil {
+		return fmt.Errorf("unregister %s: %w", id, err)
+	}
 	return nil
 }
 

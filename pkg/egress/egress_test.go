@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -283,6 +284,52 @@ func TestUnregistered(t *testing.T) {
 	}
 	if ids, err := e.ListRegistered(t.Context()); err != nil || len(ids) != 0 {
 		t.Errorf("registered: %v, %v", ids, err)
+	}
+}
+
+// TestCutWithoutItsFile: what keeps the leases of a sandbox from being removed does not keep
+// it from being cut off; and it may come again.
+func TestCutWithoutItsFile(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	e := w.openWith(func(c *Config) { c.Leases = dir })
+	id, file := w.sandbox(e, 0, rules(t, "open")), filepath.Join(dir, id(0))
+	c, err := w.dial(id, "tcp", "203.0.113.1:443", patient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(file, "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Unregister(t.Context(), id); err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("%v; want an error that names %s", err, file)
+	}
+	if err := e.Gone(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	if ids, err := e.ListRegistered(t.Context()); err != nil || len(ids) > 0 || e.lookup(addr(0)) != nil {
+		t.Errorf("registered: %v, %v", ids, err)
+	}
+	w.silent(id, "tcp", "203.0.113.1:443")
+	if err := echo(c, 300*time.Millisecond); err == nil {
+		t.Error("an open flow goes on")
+	}
+	if err := os.RemoveAll(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Unregister(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "open")); err != nil {
+		t.Fatal(err)
+	}
+	e.lookup(addr(0)).leases.Add("again.test", []netip.Addr{netip.MustParseAddr("203.0.113.9")}, 0, time.Now())
+	if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), " again.test ") {
+		t.Errorf("of a sandbox that came again nothing is kept: %q, %v", text, err)
 	}
 }
 

@@ -19,7 +19,10 @@ import (
 type Book struct {
 	dir  string // "": nothing is kept
 	log  *slog.Logger
-	told atomic.Bool // that files cannot be written
+	told atomic.Int64 // when the log last said that a file cannot be written
+
+	used  atomic.Int64 // bytes of all files
+	bound int64        // of used
 
 	mu     sync.Mutex // guards tables
 	tables map[string]*Table
@@ -33,7 +36,7 @@ func OpenBook(dir string, log *slog.Logger) (*Book, error) {
 			return nil, fmt.Errorf("make the directory of DNS leases: %w", err)
 		}
 	}
-	return &Book{dir: dir, log: log, tables: map[string]*Table{}}, nil
+	return &Book{dir: dir, log: log, bound: maxFiles, tables: map[string]*Table{}}, nil
 }
 
 // Open returns the table of a sandbox, with what an earlier daemon has kept.
@@ -54,6 +57,23 @@ func (b *Book) Open(id string) *Table {
 		b.log.Warn("DNS leases of an earlier daemon cannot be read; the sandbox must ask again for names", "sandbox", id, "err", err)
 	}
 	return t
+}
+
+// take takes n bytes for files. It reports whether there are so many left.
+func (b *Book) take(n int64) bool {
+	if b.used.Add(n) > b.bound {
+		b.used.Add(-n)
+		return false
+	}
+	return true
+}
+
+func (b *Book) give(n int64) { b.used.Add(-n) }
+
+// tells reports whether the log may say that a file cannot be written: once a minute.
+func (b *Book) tells(now time.Time) bool {
+	last := b.told.Load()
+	return now.UnixNano()-last >= int64(time.Minute) && b.told.CompareAndSwap(last, now.UnixNano())
 }
 
 // Forget removes the table of a sandbox and its file. Absent is success.

@@ -15,10 +15,12 @@ import (
 
 // A file begins with one of two heads, and then has a line for each answer:
 //
-//	1764106873 db.example 203.0.113.7 203.0.113.8 .
+//	1764106873123 db.example 203.0.113.7 203.0.113.8 .
 //
-// The number is when the lease ends, in seconds of Unix time. The dot shows that the line
-// is whole. A later line of the same name and address may only extend a lease.
+// The number is when the lease ends, in milliseconds of Unix time. The dot shows that the
+// line is whole. A later line of the same name and address may only extend a lease. A line
+// with a number alone says that all leases above that end by then had to make room. So a
+// file is written anew only when it has grown, however often that happens.
 const (
 	headWhole = "DNS leases 1 whole\n"
 	headParts = "DNS leases 1 parts\n" // as long: one is written over the other
@@ -28,11 +30,17 @@ const (
 
 	// spare is how much a file may grow, beside twice its size, before it is written anew.
 	spare = 64 << 10
-	// maxFile is far more than a file can have: most leases with the longest names, twice.
-	maxFile = 4 << 20
+	// maxFile is more than a file can have: most leases with the longest names, twice. A
+	// larger one is not read.
+	maxFile = 3 << 20
+	// maxFiles bounds the files of all sandboxes, also while one is written anew. Beyond it
+	// leases are in memory only.
+	maxFiles = 64 << 20
 	// retry is how long a file that could not be written is left alone.
 	retry = time.Second
 )
+
+var errFull = fmt.Errorf("the files of all sandboxes have %d MiB, which is the most", maxFiles>>20)
 
 // kept is the file of a Table.
 type kept struct {
@@ -68,28 +76,53 @@ func (t *Table) Begin() {
 	}
 }
 
-// keep writes a line. dropped says that the memory has lost leases.
-func (t *Table) keep(name string, addrs []netip.Addr, until time.Time, dropped bool, now time.Time) {
+// keep writes a line, and one of those that made room, if room is not zero.
+func (t *Table) keep(name string, addrs []netip.Addr, until, room, now time.Time) {
 	k := &t.kept
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.whole = k.whole && !dropped
+	parts := k.whole && !room.IsZero() // from now on
+	k.whole = k.whole && !parts
 	switch {
 	case k.book == nil || k.closed:
-	case k.file == nil, dropped, !k.failed.IsZero():
+	case k.file == nil, !k.failed.IsZero():
 		if now.Sub(k.failed) >= retry {
 			t.rewrite(now)
 		}
 	default:
-		line := appendLine(make([]byte, 0, 128), name, addrs, until)
-		if _, err := k.file.WriteAt(line, k.size); err != nil {
-			k.fail(err, now) // what of it was written has no dot, or the next line replaces it
-			return
+		line := make([]byte, 0, 128)
+		if !room.IsZero() {
+			line = append(strconv.AppendInt(line, room.UnixMilli(), 10), lastField...)
 		}
-		if k.size += int64(len(line)); k.size > 2*k.least+spare {
+		if err := k.write(appendLine(line, name, addrs, until), parts); err != nil {
+			k.fail(err, now) // what of it was written has no dot, or the next line replaces it
+		} else if k.size > 2*k.least+spare {
 			t.rewrite(now)
 		}
 	}
+}
+
+// write writes at the end of the file. With parts, its head says so first.
+//
+// Preconditions: k.mu is held, and there is a file.
+func (k *kept) write(lines []byte, parts bool) error {
+	n := int64(len(lines))
+	if !k.book.take(n) {
+		return errFull
+	}
+	var err error
+	if parts {
+		_, err = k.file.WriteAt([]byte(headParts), 0)
+	}
+	if err == nil {
+		_, err = k.file.WriteAt(lines, k.size)
+	}
+	if err != nil {
+		k.book.give(n)
+		return err
+	}
+	k.size += n
+	return nil
 }
 
 // rewrite makes the file anew, with what is in memory.
@@ -107,6 +140,11 @@ func (t *Table) rewrite(now time.Time) {
 	for l := range t.All {
 		text = appendLine(text, l.Name, []netip.Addr{l.Addr}, l.Until)
 	}
+	n := int64(len(text))
+	if !k.book.take(n) {
+		k.fail(errFull, now)
+		return
+	}
 	f, err := os.OpenFile(k.path+unfinished, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
 	if err == nil {
 		if _, err = f.Write(text); err == nil {
@@ -117,17 +155,16 @@ func (t *Table) rewrite(now time.Time) {
 		}
 	}
 	if err != nil {
+		k.book.give(n)
 		k.fail(err, now)
 		return
 	}
 	if k.file != nil {
 		k.file.Close()
 	}
-	k.file, k.size, k.least = f, int64(len(text)), int64(len(text))
-	if !k.failed.IsZero() {
-		k.failed = time.Time{}
-		k.book.told.Store(false)
-	}
+	k.book.give(k.size)
+	k.file, k.size, k.least = f, n, n
+	k.failed = time.Time{}
 }
 
 // fail notes that the file lacks what the memory has, for this daemon and the next one.
@@ -139,9 +176,10 @@ func (k *kept) fail(err error, now time.Time) {
 		_, e := k.file.WriteAt([]byte(headParts), 0) // it takes no room
 		err = errors.Join(err, e)
 	}
-	if k.book.told.CompareAndSwap(false, true) {
+	if k.book.tells(now) {
 		k.book.log.Error("cannot write the DNS leases of a sandbox; they are in memory only until that succeeds: if the daemon ends "+
-			"before, guests must ask again for names. Is the file system full?", "file", k.path, "err", err)
+			"before, guests must ask again for names. Is the file system full, or do guests ask for many names?",
+			"file", k.path, "err", err)
 	}
 }
 
@@ -150,8 +188,9 @@ func (k *kept) close() {
 	defer k.mu.Unlock()
 	if k.file != nil {
 		k.file.Close()
+		k.book.give(k.size)
 	}
-	k.file, k.closed = nil, true
+	k.file, k.size, k.closed = nil, 0, true
 }
 
 // load reads what an earlier daemon has kept. Without an error it goes on with that file.
@@ -180,22 +219,47 @@ func (t *Table) load(now time.Time) error {
 	// The last line may be torn. Its answer was not sent.
 	lines = lines[:bytes.LastIndexByte(lines, '\n')+1]
 	for line := range strings.Lines(string(lines)) {
-		name, addrs, until, ok := parseLine(line, now)
-		if !ok {
+		switch name, addrs, until, ok := parseLine(line); {
+		case !ok:
 			whole = false
-			continue
-		}
-		if _, dropped := t.extend(name, addrs, until, now); dropped {
+		case name == "":
+			t.dropTo(until)
 			whole = false
+		default:
+			if _, room := t.extend(name, addrs, until, now); !room.IsZero() {
+				whole = false
+			}
 		}
 	}
+	t.shorten(now.Add(longest + Grace))
 	k.file, k.whole = f, whole
 	k.size = int64(len(headWhole) + len(lines)) // least stays 0: a long file is written anew soon
+	k.book.used.Add(k.size)
 	return nil
 }
 
+// dropTo is drop.
+func (t *Table) dropTo(room time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.drop(room)
+}
+
+// shorten lets no lease end after latest: somebody may have changed the clock.
+func (t *Table) shorten(latest time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, xs := range t.by {
+		for i := range xs {
+			if xs[i].until.After(latest) {
+				xs[i].until = latest
+			}
+		}
+	}
+}
+
 func appendLine(b []byte, name string, addrs []netip.Addr, until time.Time) []byte {
-	b = strconv.AppendInt(b, until.Add(time.Second-1).Unix(), 10)
+	b = strconv.AppendInt(b, until.UnixMilli(), 10)
 	b = append(append(b, ' '), name...)
 	for _, a := range addrs {
 		b = a.AppendTo(append(b, ' '))
@@ -203,16 +267,20 @@ func appendLine(b []byte, name string, addrs []netip.Addr, until time.Time) []by
 	return append(b, lastField...)
 }
 
-// parseLine reads what appendLine wrote. Anything else is not ok. A lease never ends later
-// than one that begins now: somebody may have changed the clock.
-func parseLine(line string, now time.Time) (name string, addrs []netip.Addr, until time.Time, ok bool) {
+// parseLine reads what keep wrote; without a name it is a line of those that made room.
+// Anything else is not ok.
+func parseLine(line string) (name string, addrs []netip.Addr, until time.Time, ok bool) {
 	line, ok = strings.CutSuffix(line, lastField)
 	fields := strings.Split(line, " ")
-	if !ok || len(fields) < 3 || !isName(fields[1]) {
+	millis, err := strconv.ParseInt(fields[0], 10, 64)
+	if !ok || err != nil || millis < 0 {
 		return "", nil, until, false
 	}
-	seconds, err := strconv.ParseInt(fields[0], 10, 64)
-	if err != nil || seconds < 0 {
+	until = time.UnixMilli(millis)
+	if len(fields) == 1 {
+		return "", nil, until, true
+	}
+	if !isName(fields[1]) || len(fields) < 3 || len(fields) > most {
 		return "", nil, until, false
 	}
 	for _, field := range fields[2:] {
@@ -222,8 +290,7 @@ func parseLine(line string, now time.Time) (name string, addrs []netip.Addr, unt
 		}
 		addrs = append(addrs, a)
 	}
-	latest := now.Add(longest + Grace)
-	return fields[1], addrs, time.Unix(min(seconds, latest.Unix()), 0), true
+	return fields[1], addrs, until, true
 }
 
 // isName reports whether s may be a name that has a lease: the resolver answers for no others.

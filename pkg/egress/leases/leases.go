@@ -54,62 +54,94 @@ type lease struct {
 // kept, and the answer may be sent.
 func (t *Table) Add(name string, addrs []netip.Addr, ttl time.Duration, now time.Time) {
 	until := now.Add(min(max(ttl, Least), longest) + Grace)
-	if later, dropped := t.extend(name, addrs, until, now); len(later) > 0 {
-		t.keep(name, later, until, dropped, now)
+	until = until.Add(-time.Duration(until.Nanosecond() % int(time.Millisecond))) // a file has no more
+	addrs = addrs[:min(len(addrs), most)]
+	if later, room := t.extend(name, addrs, until, now); len(later) > 0 {
+		t.keep(name, later, until, room, now)
 	}
 }
 
-// extend lets name have addrs until then, and returns those that it did not have so long,
-// and whether others made room for them.
-func (t *Table) extend(name string, addrs []netip.Addr, until, now time.Time) (later []netip.Addr, dropped bool) {
+// extend lets name have addrs until then, and returns those that it did not have so long.
+// If others had to make room, these are those that end at room or before.
+func (t *Table) extend(name string, addrs []netip.Addr, until, now time.Time) (later []netip.Addr, room time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.by == nil {
 		t.by = map[netip.Addr][]lease{}
 	}
+	for t.n+len(addrs) > most && t.n+t.lacks(name, addrs) > most {
+		room = t.makeRoom(now)
+	}
 	for _, a := range addrs {
-		i := slices.IndexFunc(t.by[a], func(x lease) bool { return x.name == name })
-		if i >= 0 {
-			if x := &t.by[a][i]; until.Sub(x.until) > slack {
-				x.until = until
-				later = append(later, a)
-			}
+		if x := t.find(name, a); x == nil {
+			t.by[a] = append(t.by[a], lease{name, until})
+			t.n++
+		} else if until.Sub(x.until) > slack {
+			x.until = until
+		} else {
 			continue
 		}
-		if t.n >= most {
-			t.makeRoom(now)
-			dropped = true
-		}
-		t.by[a] = append(t.by[a], lease{name, until})
-		t.n++
 		later = append(later, a)
 	}
-	return later, dropped
+	return later, room
 }
 
-// makeRoom drops the leases that have ended. If few have, it drops the eighth of all that
-// ends first, so that a sandbox that asks for many names does not pay for each.
-func (t *Table) makeRoom(now time.Time) {
-	ends := make([]time.Time, 0, t.n)
+// find returns the lease of name and a, or nil.
+//
+// Preconditions: t.mu is held.
+func (t *Table) find(name string, a netip.Addr) *lease {
+	for i := range t.by[a] {
+		if x := &t.by[a][i]; x.name == name {
+			return x
+		}
+	}
+	return nil
+}
+
+// lacks counts the addresses that name does not have.
+//
+// Preconditions: t.mu is held.
+func (t *Table) lacks(name string, addrs []netip.Addr) (n int) {
+	for _, a := range addrs {
+		if t.find(name, a) == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// makeRoom drops the leases that have ended. If few have, it drops the quarter of all that
+// ends first, so that a sandbox that asks for many names does not pay for each. All that
+// end at room or before are gone then.
+//
+// Preconditions: t.mu is held, and there are leases.
+func (t *Table) makeRoom(now time.Time) (room time.Time) {
+	ends := make([]time.Duration, 0, t.n) // from now
 	for _, xs := range t.by {
-		for _, x := range xs {
-			ends = append(ends, x.until)
+		for i := range xs {
+			ends = append(ends, xs[i].until.Sub(now))
 		}
 	}
-	slices.SortFunc(ends, time.Time.Compare)
-	limit := ends[min(len(ends)/8, len(ends)-1)]
-	if limit.Before(now) {
-		limit = now
-	}
-	t.n = 0
+	slices.Sort(ends)
+	room = now.Add(max(ends[len(ends)/4], 0))
+	t.drop(room)
+	return room
+}
+
+// drop removes the leases that end at room or before.
+//
+// Preconditions: t.mu is held.
+func (t *Table) drop(room time.Time) {
 	for a, xs := range t.by {
-		xs = slices.DeleteFunc(xs, func(x lease) bool { return !x.until.After(limit) })
-		if len(xs) == 0 {
+		rest := slices.DeleteFunc(xs, func(x lease) bool { return !x.until.After(room) })
+		t.n -= len(xs) - len(rest)
+		switch len(rest) {
+		case len(xs):
+		case 0:
 			delete(t.by, a)
-			continue
+		default:
+			t.by[a] = rest
 		}
-		t.by[a] = xs
-		t.n += len(xs)
 	}
 }
 

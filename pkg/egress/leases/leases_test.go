@@ -20,7 +20,7 @@ var (
 // TestTable: bounds, ends, and several names of one address.
 func TestTable(t *testing.T) {
 	var l Table
-	now := time.Now()
+	now := time.Now().Truncate(time.Millisecond)
 	l.Add("one.test", []netip.Addr{one}, time.Second, now)
 	l.Add("two.test", []netip.Addr{one}, time.Hour, now)
 	l.Add("three.test", []netip.Addr{two}, 1<<40, now)
@@ -160,6 +160,9 @@ func TestFile(t *testing.T) {
 		headWhole + strings.Replace(line, "203.0.113.1 ", "", 1):              {},
 		headWhole + "9223372036854775807 good.test 203.0.113.1 .\n":           {"good.test", true}, // the clock was set
 		headWhole + line + strings.Repeat("x", maxFile):                       {},
+		headWhole + line + "0 .\n":                                            {names: "good.test"}, // others made room
+		headWhole + line + "9223372036854775807 .\n" + other:                  {names: "more.test"},
+		headWhole + line + " .\n" + other:                                     {names: "good.test more.test"},
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "id"), []byte(text), 0o600); err != nil {
@@ -205,10 +208,28 @@ func TestFileIsBounded(t *testing.T) {
 		t.Error("not whole, although nothing had to make room")
 	}
 	same(t, l, book(t, dir).Open("id"))
+	anew := 0
 	for i := range 2 * most {
 		now = now.Add(time.Second)
+		whole, file, size, least := l.Whole(), l.kept.file, l.kept.size, l.kept.least
 		l.Add(fmt.Sprintf("%d.%s", i, long), []netip.Addr{one}, 0, now)
 		largest = max(largest, l.kept.size)
+		if whole && !l.Whole() { // they have just made room for the first time
+			next := book(t, dir).Open("id")
+			if next.Whole() {
+				t.Error("whole, although leases have just made room for others")
+			}
+			same(t, l, next)
+		}
+		if l.kept.file != file {
+			anew++
+			if size+1000 < 2*least+spare {
+				t.Errorf("a file of %d bytes was written anew with %d", least, size)
+			}
+		}
+	}
+	if anew == 0 {
+		t.Error("the file was never written anew; the test shows nothing")
 	}
 	if limit := int64(spare + 2*most*(len(long)+50)); largest > limit || largest > maxFile {
 		t.Errorf("the file had %d bytes; limit %d", largest, limit)
@@ -220,7 +241,60 @@ func TestFileIsBounded(t *testing.T) {
 	same(t, l, next)
 }
 
-// same compares two tables, but for the parts of a second.
+// TestFilesAreBounded: many guests that ask for ever fill no file system together. A sandbox
+// whose leases have no room has them in memory, and has them kept when another one is gone.
+func TestFilesAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	b := book(t, dir)
+	if b.bound != maxFiles {
+		t.Errorf("a bound of %d", b.bound)
+	}
+	b.bound = 180 << 10
+	now := time.Now()
+	add := func(id string, i int) {
+		b.Open(id).Add("name.test", []netip.Addr{netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})}, 0, now)
+	}
+	b.Open("b").Begin()
+	add("b", 0)
+	for i := range most {
+		now = now.Add(time.Millisecond)
+		add("a", i)
+		if i > most/2 {
+			add("b", i)
+		}
+		total := int64(0)
+		for _, id := range []string{"a", "b"} {
+			if s, err := os.Stat(filepath.Join(dir, id)); err == nil {
+				total += s.Size()
+			}
+		}
+		if used := b.used.Load(); total != used || total > b.bound {
+			t.Fatalf("the files have %d bytes, counted as %d; bound %d", total, used, b.bound)
+		}
+	}
+	l := b.Open("b")
+	if n := l.n; l.kept.failed.IsZero() || n != most/2 {
+		t.Fatalf("%d leases, all kept: %v", n, l.kept.failed.IsZero())
+	}
+	if next := book(t, dir).Open("b"); next.Whole() || !l.Whole() || next.n >= l.n {
+		t.Errorf("of %d leases %d are kept, whole: %v", l.n, next.n, next.Whole())
+	}
+	if err := b.Forget("a"); err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(retry)
+	add("b", most)
+	next := book(t, dir)
+	if !next.Open("b").Whole() || next.used.Load() != b.used.Load() {
+		t.Errorf("%d bytes are used, then %d", b.used.Load(), next.used.Load())
+	}
+	same(t, l, next.Open("b"))
+	if err := b.Forget("b"); err != nil || b.used.Load() != 0 {
+		t.Errorf("%d bytes are used when all are gone; %v", b.used.Load(), err)
+	}
+}
+
+// same compares two tables.
 func same(t *testing.T, a, b *Table) {
 	t.Helper()
 	all := func(l *Table) (lines []string) {
@@ -235,25 +309,42 @@ func same(t *testing.T, a, b *Table) {
 	}
 }
 
-// BenchmarkAdd is what keeping a lease costs before an answer is sent. Each 4096th makes
-// room for others.
+// BenchmarkAdd is what keeping leases costs before an answer is sent: of one address, where
+// each 1,025th makes room for others, and of as many as an answer has, where each fifth
+// does, with the longest names.
 func BenchmarkAdd(b *testing.B) {
 	for what, dir := range map[string]string{"kept": "/dev/shm", "memory": ""} {
-		b.Run(what, func(b *testing.B) {
-			if dir != "" {
-				var err error
-				if dir, err = os.MkdirTemp(dir, "leases"); err != nil {
-					b.Fatal(err)
+		for _, addresses := range []int{1, 255} {
+			b.Run(fmt.Sprintf("%s/%d", what, addresses), func(b *testing.B) {
+				in := ""
+				if dir != "" {
+					var err error
+					if in, err = os.MkdirTemp(dir, "leases"); err != nil {
+						b.Fatal(err)
+					}
+					defer os.RemoveAll(in)
 				}
-				defer os.RemoveAll(dir)
-			}
-			l := book(b, dir).Open("id")
-			l.Begin()
-			now := time.Now()
-			for i := 0; b.Loop(); i++ {
-				now = now.Add(time.Second)
-				l.Add("host.example.test", []netip.Addr{netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})}, 0, now)
-			}
-		})
+				l := book(b, in).Open("id")
+				l.Begin()
+				var names []string
+				var answers [][]netip.Addr
+				for i := range 2 * most / addresses {
+					name := fmt.Sprintf("%d.host.example.test", i)
+					if addresses > 1 {
+						name = strings.Repeat("a", 253-len(name)) + name
+					}
+					names, answers = append(names, name), append(answers, nil)
+					for j := range addresses {
+						n := i*addresses + j
+						answers[i] = append(answers[i], netip.AddrFrom4([4]byte{211, 100, byte(n >> 8), byte(n)}))
+					}
+				}
+				now := time.Now()
+				for i := 0; b.Loop(); i++ {
+					now = now.Add(5 * time.Millisecond) // as fast as a guest may ask
+					l.Add(names[i%len(names)], answers[i%len(names)], 0, now)
+				}
+			})
+		}
 	}
 }
