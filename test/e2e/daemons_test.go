@@ -193,7 +193,8 @@ func TestFailedStart(t *testing.T) {
 }
 
 // TestLostState tears down an instance whose state directory is gone, but for the mount of its
-// pool, which nothing removes: nothing of it stays on the host. While a sandbox lives, the teardown refuses and changes nothing.
+// pool, at which `rm -rf` stops: nothing of it stays on the host. While a sandbox lives, the
+// teardown refuses and changes nothing.
 func TestLostState(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	h := connect(t, daemontest.Prepare(t, daemontest.Options{StateDir: state, Pool: "btrfs-loop", PoolSize: "1Gi"}))
