@@ -3,7 +3,7 @@
 # and pure cgroup v2. A story (test/vm/STORY.sh) installs sandboxd with its script and has
 # one stage for each boot.
 #   scripts/test-vm.sh [--debian bookworm|trixie] [STORY...]
-# Needs root, qemu-system-x86, qemu-utils and mmdebstrap. The output of a story is in
+# Needs root, qemu-system-x86, qemu-utils, mmdebstrap and python3. The output of a story is in
 # build/vm/STORY.log, that of its kernel in STORY.console.
 #
 # The disk of the Debian is made once and kept in ~/.cache/sandboxd-test/vm; a story writes
@@ -21,8 +21,8 @@ stories=("$@")
 
 fail() { echo "test-vm: $*" >&2; exit 1; }
 [ "$(id -u)" -eq 0 ] || fail "creating the disk of a machine needs root"
-for tool in qemu-system-x86_64 qemu-img mmdebstrap mkfs.ext4; do
-  command -v $tool >/dev/null || fail "$tool is missing: apt-get install qemu-system-x86 qemu-utils mmdebstrap e2fsprogs"
+for tool in qemu-system-x86_64 qemu-img mmdebstrap mkfs.ext4 python3; do
+  command -v $tool >/dev/null || fail "$tool is missing: apt-get install qemu-system-x86 qemu-utils mmdebstrap e2fsprogs python3"
 done
 for s in "${stories[@]}"; do [ -f "test/vm/$s.sh" ] || fail "no story $s: test/vm has $(cd test/vm && ls -m ./*.sh)"; done
 mkdir -p "$vm" "$cache/vm" "$cache/images"

@@ -15,14 +15,15 @@ build/tools/suite ${LANES:+-lanes "$LANES"} "$what"
 # from a broken one. They count as failed either way. A whole machine takes too long for
 # that, and lint is no test.
 if build/tools/summary -again build/test/*.json >build/again; then
-  n=0
+  n=0 tags=seccomp,vm
+  [ "$what" != all ] || tags+=,all
   while read -r package tests; do
     case $package in script | */test/vm) continue ;; esac
     for _ in 1 2; do
       echo "== again: $package $tests"
       n=$((n + 1))
       SANDBOXD_TEST=root SANDBOXD_BIN=$PWD/build/bin \
-        go test -json -trimpath -tags seccomp,vm -timeout 40m -count=1 -run "$tests" "$package" </dev/null >"build/test/~again-$n.json" || break
+        go test -json -trimpath -tags "$tags" -timeout 40m -count=1 -run "$tests" "$package" </dev/null >"build/test/~again-$n.json" || break
     done
   done <build/again
 fi

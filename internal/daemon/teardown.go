@@ -20,6 +20,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
@@ -106,27 +107,42 @@ func vacateLost(ctx context.Context, cfg *config.Config, log *slog.Logger) error
 	ns := netns.New(cfg.Instance, cfg.RunDir)
 	ns.Pool = cfg.Network.Pool
 	left, err := ofSandboxes(ctx, ns, cfg.RunDir)
-	if err != nil {
+	if err = errors.Join(err, noneLeft(cfg, left)); err != nil {
 		return err
-	}
-	if len(left) > 0 {
-		if n := len(left) - 5; n > 0 {
-			left = append(left[:5], fmt.Sprintf("%d more", n))
-		}
-		return fmt.Errorf("%s does not exist, and this host still has %s of sandboxes of instance %s: put the file back and tear down "+
-			"again; if it is lost, start sandboxd, which ends sandboxes that it does not know, and tear down then", stateFile(cfg),
-			strings.Join(left, ", "), cfg.Instance)
 	}
 	d := &Daemon{cfg: cfg, log: log}
-	err = d.openCgroups(ctx, nil)
-	// Before the rules: it fails if a sandbox is left that shows nowhere else.
-	if err = errors.Join(err, d.Close(), d.removeCgroups(ctx)); err != nil {
+	if err := d.openCgroups(ctx, nil); err != nil {
+		return errors.Join(err, d.Close())
+	}
+	ids, err := d.cgroups.List(ctx)
+	for _, id := range ids {
+		left = append(left, "the cgroup of "+id)
+	}
+	if err = errors.Join(err, noneLeft(cfg, left), d.Close()); err != nil {
 		return err
 	}
-	if err := errors.Join(egress.Purge(ctx, cfg.Instance), ns.Purge(ctx)); err != nil || !ran {
+	// Before the rules: it fails if a process is left that shows nowhere else.
+	if err := d.removeCgroups(ctx); err != nil {
+		return err
+	}
+	err = errors.Join(egress.Purge(ctx, cfg.Instance), ns.Purge(ctx), snapshot.UnmountLost(cfg.StateDir, cfg.Storage.Device))
+	if err != nil || !ran {
 		return err
 	}
 	return removeRunDir(cfg.RunDir)
+}
+
+// noneLeft fails if something is left of sandboxes that nobody knows.
+func noneLeft(cfg *config.Config, left []string) error {
+	if len(left) == 0 {
+		return nil
+	}
+	if n := len(left) - 5; n > 0 {
+		left = append(left[:5:5], fmt.Sprintf("%d more", n))
+	}
+	return fmt.Errorf("%s does not exist, and this host still has %s of sandboxes of instance %s: put the file back and tear down "+
+		"again; if it is lost, start sandboxd, which ends sandboxes that it does not know, and tear down then", stateFile(cfg),
+		strings.Join(left, ", "), cfg.Instance)
 }
 
 // traces reports what a daemon that ran since the boot leaves: its run directory (ran), and

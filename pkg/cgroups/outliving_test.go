@@ -37,8 +37,13 @@ func testOutliving(t *testing.T, e *env) {
 	if ids, err := e.List(t.Context()); err != nil || len(ids) != 0 {
 		t.Errorf("it counts as sandboxes %v, %v", ids, err)
 	}
+	closed, err := open(Config{Instance: inst}, e.layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.must(closed.Close()) // as a teardown does: nothing may need it when this ends
 	for range 2 {
-		if err := o.Remove(t.Context()); err != nil {
+		if err := closed.Outliving().Remove(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

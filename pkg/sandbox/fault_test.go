@@ -321,9 +321,9 @@ func everyFault(t *testing.T, of tale) {
 
 // strides says how many histories are run: one in faults of those with one fault, and of
 // these one in deaths of those with a death in the recovery. `make test-all` runs each.
-// `make test` runs each fault by itself, and one in eight of the pairs: each call of a
-// recovery meets its death there, after other faults. Under the race detector a history
-// takes ten times as long, and what races does not depend on the one call that failed.
+// `make test` runs each fault by itself, and one in eight of the pairs, whichever they are.
+// Under the race detector a history takes ten times as long, and what races does not depend
+// on the one call that failed.
 func strides() (faults, deaths int) {
 	faults, deaths = 1, 1
 	if testing.Short() || raceEnabled {

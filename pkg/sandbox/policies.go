@@ -252,19 +252,7 @@ func (p *Policies) configure(ctx context.Context) error {
 	}
 	wanted, log := p.m.life.cfg.Policies, p.m.life.cfg.Log
 	var failed []error
-	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		v := record.PolicyVersion{Made: now(), Network: wanted[name]}
-		at := slices.IndexFunc(stored, func(o record.Policy) bool { return o.Name == name })
-		if at >= 0 && stored[at].Fixed && stored[at].Newest().Same(v) {
-			continue
-		}
-		to, _, err := p.put(ctx, name, true, v)
-		if err != nil {
-			failed = append(failed, fmt.Errorf("take policy %s from the configuration: %w", name, err))
-			continue
-		}
-		log.InfoContext(ctx, "policy taken from the configuration", "policy", name, "version", to.Newest().Number)
-	}
+	// Removals first: what the others take may not fit before.
 	for _, o := range stored {
 		if _, ok := wanted[o.Name]; ok || !o.Fixed {
 			continue
@@ -278,6 +266,19 @@ func (p *Policies) configure(ctx context.Context) error {
 		if err != nil && !errs.Is(err, errs.NotFound) {
 			failed = append(failed, fmt.Errorf("policy %s left the configuration: %w", o.Name, err))
 		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		v := record.PolicyVersion{Made: now(), Network: wanted[name]}
+		at := slices.IndexFunc(stored, func(o record.Policy) bool { return o.Name == name })
+		if at >= 0 && stored[at].Fixed && stored[at].Newest().Same(v) {
+			continue
+		}
+		to, _, err := p.put(ctx, name, true, v)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("take policy %s from the configuration: %w", name, err))
+			continue
+		}
+		log.InfoContext(ctx, "policy taken from the configuration", "policy", name, "version", to.Newest().Number)
 	}
 	return errors.Join(failed...)
 }

@@ -33,11 +33,10 @@ func deviceOf(dir string) (string, error) {
 	}
 	major, minor := st.Dev_major, st.Dev_minor
 	if major == 0 { // btrfs has numbers of its own; its mount names the device
-		b, err := os.ReadFile("/proc/self/mountinfo")
+		source, err := sourceOf(st.Mnt_id)
 		if err != nil {
 			return "", err
 		}
-		source := sourceOf(string(b), st.Mnt_id)
 		if !strings.HasPrefix(source, "/dev/") {
 			return "", nil
 		}
@@ -52,16 +51,32 @@ func deviceOf(dir string) (string, error) {
 	return wholeDisk(fmt.Sprintf("%d:%d", major, minor))
 }
 
-// sourceOf finds what is mounted as number id in the text of mountinfo (proc(5)).
-func sourceOf(mountinfo string, id uint64) string {
-	for line := range strings.Lines(mountinfo) {
+// mountedAt returns what is mounted at dir, or "" if dir is no mount point.
+func mountedAt(dir string) (string, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_MNT_ID, &st); err != nil {
+		return "", &os.PathError{Op: "statx", Path: dir, Err: err}
+	}
+	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		return "", nil
+	}
+	return sourceOf(st.Mnt_id)
+}
+
+// sourceOf finds what is mounted as number id, as mountinfo has it (proc(5)).
+func sourceOf(id uint64) (string, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(b)) {
 		left, right, _ := strings.Cut(line, " - ")
 		f := strings.Fields(right)
 		if n, _, _ := strings.Cut(left, " "); n == strconv.FormatUint(id, 10) && len(f) > 1 {
-			return f[1]
+			return f[1], nil
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // wholeDisk returns the disk that a partition is of, and any other device as it is.

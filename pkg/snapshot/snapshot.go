@@ -40,6 +40,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -241,6 +242,41 @@ func (s *Store) UnmountPool() error {
 	s.bg.Wait()
 	if err := s.Pool.driver.Close(); err != nil {
 		return fmt.Errorf("unmount storage pool %s: %w", s.Pool.dir, err)
+	}
+	return nil
+}
+
+// UnmountLost unmounts the pool of a state directory that somebody removed: `rm -rf` stops
+// at the mount. Its loop device frees itself. It leaves a mount that no Open made. device is
+// Config.PoolDevice.
+func UnmountLost(stateDir, device string) error {
+	dir, err := filepath.EvalSymlinks(pool.Dir(stateDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	source, err := mountedAt(dir)
+	if err != nil || source == "" {
+		return err
+	}
+	if device != "" {
+		if device, err = filepath.EvalSymlinks(device); err != nil {
+			return fmt.Errorf("find the device of the storage pool: %w", err)
+		}
+	}
+	// The kernel adds " (deleted)" to the name of a file that is.
+	file, _ := os.ReadFile("/sys/block/" + filepath.Base(source) + "/loop/backing_file")
+	image, _ := strings.CutSuffix(strings.TrimSpace(string(file)), " (deleted)")
+	if image != pool.Image(filepath.Dir(dir)) && source != device {
+		return nil
+	}
+	if err := btrfs.Unmount(dir); err != nil {
+		return fmt.Errorf("unmount storage pool %s, of which the state is lost: %w; end what uses it", dir, err)
+	}
+	if err := os.Remove(dir); err != nil { // as it was to be
+		return fmt.Errorf("remove the mount point of the storage pool: %w", err)
 	}
 	return nil
 }

@@ -25,8 +25,9 @@ type policyShelf struct {
 // PutPolicy makes v, whose Number it sets, the newest version of a policy, and the policy
 // fixed or not. A version like the newest one changes nothing. It returns the policy as it
 // then is, and as it was: without versions if it is new. A record that cannot be read is
-// replaced; its numbers go on behind those that sandboxes have. It fails with
-// errs.Exhausted beyond record.MaxPolicies and record.MaxPolicyBytes.
+// replaced; its numbers go on behind those that sandboxes have. Beyond record.MaxPolicyBytes
+// the policy loses its oldest versions. It fails with errs.Exhausted if that is not enough,
+// and beyond record.MaxPolicies.
 func (s *policyShelf) PutPolicy(ctx context.Context, name string, fixed bool, v record.PolicyVersion) (p, was record.Policy, err error) {
 	v.Network.Rules = slices.Clone(v.Network.Rules)
 	err = s.w.commit(ctx, func(tx *bbolt.Tx) error {
@@ -55,7 +56,7 @@ func (s *policyShelf) PutPolicy(ctx context.Context, name string, fixed bool, v 
 			p.Versions = append(p.Versions, v)
 			p.Versions = p.Versions[max(0, len(p.Versions)-record.PolicyVersions):]
 		}
-		return putPolicy(tx, p)
+		return putPolicy(tx, &p)
 	}, func() {
 		s.policies[name] = p
 		delete(s.badPolicies, name)
@@ -198,8 +199,10 @@ func readPolicy(name string, b []byte, p *record.Policy) error {
 	return err
 }
 
-// putPolicy writes a policy, unless all would take more than they may and more than before.
-func putPolicy(tx *bbolt.Tx, p record.Policy) error {
+// putPolicy writes a policy. While all would take more than they may, it drops the oldest
+// versions of p: a policy must never be too large to be tightened. It refuses p if the
+// newest version alone does not fit.
+func putPolicy(tx *bbolt.Tx, p *record.Policy) error {
 	b, err := json.Marshal(p)
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
@@ -214,10 +217,23 @@ func putPolicy(tx *bbolt.Tx, p record.Policy) error {
 	if err != nil {
 		return err
 	}
-	if others+len(b) > record.MaxPolicyBytes && len(b) > len(bucket.Get([]byte(p.Name))) {
-		return refusal{errs.New(errs.Exhausted, "with it, policy %s would take %.1f MiB with the versions that are kept, and others take "+
-			"%.1f MiB; all policies of this host may take %d MiB: give it fewer rules, such as ranges in the place of addresses, or "+
-			"delete others (`sandboxctl policy rm`)", p.Name, mebibytes(len(b)), mebibytes(others), record.MaxPolicyBytes>>20)}
+	dropped := 0
+	for ; others+len(b)-dropped > record.MaxPolicyBytes && len(p.Versions) > 1; p.Versions = p.Versions[1:] {
+		old, err := json.Marshal(p.Versions[0])
+		if err != nil {
+			return fmt.Errorf("encode: %w", err)
+		}
+		dropped += len(old) + len(",")
+	}
+	if dropped > 0 {
+		if b, err = json.Marshal(p); err != nil {
+			return fmt.Errorf("encode: %w", err)
+		}
+	}
+	if others+len(b) > record.MaxPolicyBytes {
+		return refusal{errs.New(errs.Exhausted, "policy %s would take %.1f MiB without its older versions, and others take %.1f MiB; all "+
+			"policies of this host may take %d MiB: give it fewer rules, such as ranges in the place of addresses, or delete others "+
+			"(`sandboxctl policy rm`)", p.Name, mebibytes(len(b)), mebibytes(others), record.MaxPolicyBytes>>20)}
 	}
 	return bucket.Put([]byte(p.Name), b)
 }

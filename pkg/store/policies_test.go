@@ -2,9 +2,11 @@ package store
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -162,33 +164,58 @@ func TestPoliciesEnd(t *testing.T) {
 	}
 }
 
-// TestPolicyBytes: what all policies take is bounded, kept versions included. A refused
-// version changes nothing; an edit that makes a policy smaller is taken.
+// TestPolicyBytes: what all policies take is bounded, kept versions included. At the bound
+// an edit costs the policy its oldest versions, so it can be tightened whatever it takes.
+// What does not fit alone is refused, and changes nothing.
 func TestPolicyBytes(t *testing.T) {
 	db := openTest(t, newPath(t), Options{})
-	v := func(size int) (v record.PolicyVersion) {
-		v = allows(1)
-		v.NetworkPolicy = bytes.Repeat([]byte("x"), size/4*3) // as JSON it is a third longer
+	const mib = 1 << 20
+	size := func(v any) int {
+		b, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(b)
+	}
+	n := 0
+	v := func(takes int) (v record.PolicyVersion) { // up to 4 bytes less: base64
+		n++
+		v = allows(n)
+		v.Number, v.NetworkPolicy = 1, []byte("x")
+		v.NetworkPolicy = bytes.Repeat([]byte("x"), (takes-size(v))/4*3)
 		return v
 	}
-	mustPut(t, db, "small", allows(1))
-	mustPut(t, db, "large", v(record.MaxPolicyBytes/2))
-	for name, size := range map[string]int{"large": record.MaxPolicyBytes/2 + 1<<20, "other": record.MaxPolicyBytes / 2} {
-		_, _, err := db.PutPolicy(t.Context(), name, false, v(size))
+	has := func(name string, want ...int) {
+		t.Helper()
+		p, _, err := db.Policy(t.Context(), name)
+		var got []int
+		for _, v := range p.Versions {
+			got = append(got, v.Number)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s has the versions %v, %v; want %v", name, got, err, want)
+		}
+	}
+	refused := func(name string, takes int) {
+		t.Helper()
+		_, _, err := db.PutPolicy(t.Context(), name, false, v(takes))
 		if !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "MiB; all policies of this host may take 64 MiB") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if p := mustPut(t, db, "small", allows(2)); p.Newest().Number != 2 {
-		t.Errorf("an edit near the bound: %+v", p)
-	}
-	if p, _, _ := db.Policy(t.Context(), "large"); len(p.Versions) != 1 {
-		t.Errorf("a refused version is kept: %d", len(p.Versions))
-	}
-	if err := db.DeletePolicy(t.Context(), "large"); err != nil {
-		t.Fatal(err)
-	}
-	mustPut(t, db, "other", v(record.MaxPolicyBytes/2))
+	one := mustPut(t, db, "one", v(32*mib)) // one version, which takes half of what there is
+	mustPut(t, db, "many", v(1<<10))
+	many := mustPut(t, db, "many", v(1<<10))
+	mustPut(t, db, "many", v(record.MaxPolicyBytes-size(one)-size(many)-len(",")))
+	has("many", 1, 2, 3)
+	refused("new", 1<<10)
+	refused("many", 33*mib)
+	has("new")
+	has("many", 1, 2, 3)
+	mustPut(t, db, "many", v(3<<9)) // in the place of two
+	has("many", 3, 4)
+	mustPut(t, db, "one", v(3<<9)) // in the place of its only one, of which it is a fraction
+	has("one", 2)
 }
 
 // TestUpgradePolicies: the state of the release before has no policies, and takes them.

@@ -101,7 +101,12 @@ func readme(t *testing.T, runtime string) {
 		t.Fatal(err)
 	}
 	for _, q := range quickstarts {
-		if of, _, _ := strings.Cut(q.file, "/"); !everything && quickstartsOn[of] != runtime {
+		of, _, _ := strings.Cut(q.file, "/")
+		on, ok := quickstartsOn[of]
+		if !ok {
+			t.Errorf("quickstartsOn has no runtime for %q, so `make test` would not run %s", of, q.file)
+		}
+		if !everything && on != runtime {
 			continue
 		}
 		t.Run(q.file, func(t *testing.T) {

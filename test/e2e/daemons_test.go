@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -189,11 +192,12 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// TestLostState tears down an instance whose state directory is gone: nothing of it stays on
-// the host. While a sandbox lives, the teardown refuses and changes nothing.
+// TestLostState tears down an instance whose state directory is gone, but for the mount of its
+// pool, at which `rm -rf` stops: nothing of it stays on the host. While a sandbox lives, the
+// teardown refuses and changes nothing.
 func TestLostState(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
-	h := connect(t, daemontest.Prepare(t, daemontest.Options{StateDir: state, Pool: "plain"}))
+	h := connect(t, daemontest.Prepare(t, daemontest.Options{StateDir: state, Pool: "btrfs-loop", PoolSize: "1Gi"}))
 	clean := h.holds()
 	h.Start()
 	daemontest.Image(t, h.Daemon, "base")
@@ -219,7 +223,9 @@ func TestLostState(t *testing.T) {
 	h.answers(t, sb.ID)
 	h.deleteAll(t)
 	h.Stop()
-	move(state, state+".lost")
+	if err := os.RemoveAll(state); !errors.Is(err, unix.EBUSY) || loopsOf(t, state) != 1 {
+		t.Errorf("remove a state directory with a pool that is mounted: %v, and %d loop devices", err, loopsOf(t, state))
+	}
 	for range 2 {
 		if err := h.Teardown(); err != nil {
 			t.Error(err)
@@ -231,11 +237,30 @@ func TestLostState(t *testing.T) {
 			return nil
 		})
 	}
-	for _, dir := range []string{state, h.Instance.RunDir()} {
-		if _, err := os.Stat(dir); !os.IsNotExist(err) {
-			t.Errorf("%s is there: %v", dir, err)
+	if n := loopsOf(t, state); n != 0 {
+		t.Errorf("%d loop devices of the pool are left", n)
+	}
+	if _, err := os.Stat(h.Instance.RunDir()); !os.IsNotExist(err) {
+		t.Errorf("%s is there: %v", h.Instance.RunDir(), err)
+	}
+	if left, err := os.ReadDir(state); err != nil || len(left) > 0 {
+		t.Errorf("%s has %v, %v", state, left, err)
+	}
+}
+
+// loopsOf counts the loop devices over files of a directory, removed ones too.
+func loopsOf(t *testing.T, dir string) (n int) {
+	t.Helper()
+	all, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range all {
+		if b, err := os.ReadFile(file); err == nil && strings.HasPrefix(string(b), dir+"/") {
+			n++
 		}
 	}
+	return n
 }
 
 // TestNewerSchema starts a daemon on the state file of a newer one.

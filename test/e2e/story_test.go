@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,12 +18,14 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// stories are what users do, told by the command line tool and, where that
-// would forbid it, by raw HTTP. Each is told on both runtimes.
-var stories = []struct {
+type story struct {
 	name string
 	tell func(*testing.T, *lab)
-}{
+}
+
+// stories are what users do, told by the command line tool and, where that
+// would forbid it, by raw HTTP. `make test-all` tells each on both runtimes.
+var stories = []story{
 	{"Run", tellRun},
 	{"Bench", tellBench},
 	{"RunFails", tellRunFails},
@@ -66,11 +69,20 @@ var stories = []struct {
 	{"HealthBad", tellHealthBad},
 }
 
-// walls are the stories of what holds a guest, which each runtime does in a way of its own:
-// `make test` tells them on both.
+// walls are the stories of what holds a guest, and of why one ended. Each runtime does that
+// in a way of its own: `make test` tells them on both.
 var walls = map[string]bool{
-	"Memory": true, "Pids": true, "CPU": true, "Disk": true, "IO": true, "Hardening": true, "Levels": true,
-	"NetworkDenied": true, "NetworkRules": true, "Mischief": true,
+	"Memory": true, "Pids": true, "Full": true, "CPU": true, "Disk": true, "Small": true, "ReadOnly": true, "Update": true, "IO": true,
+	"Reasons": true, "Hardening": true, "Levels": true, "NetworkDenied": true, "NetworkRules": true, "Mischief": true,
+}
+
+// TestWalls: each of walls is a story.
+func TestWalls(t *testing.T) {
+	for name := range walls {
+		if !slices.ContainsFunc(stories, func(s story) bool { return s.name == name }) {
+			t.Errorf("walls has %q, and stories has no such story", name)
+		}
+	}
 }
 
 // TestStories tells them all to one daemon, others than walls on a chosen runtime; a story

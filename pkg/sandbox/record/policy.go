@@ -34,8 +34,9 @@ func (v PolicyVersion) Same(o PolicyVersion) bool {
 		Terms{Network: o.Network, NetworkPolicy: o.NetworkPolicy})
 }
 
-// PolicyVersions is how many versions of a policy are kept. A sandbox has a copy of the
-// version that it uses, so it loses nothing when that is no longer kept.
+// PolicyVersions is how many versions of a policy are kept, fewer at MaxPolicyBytes. A
+// sandbox has a copy of the version that it uses, so it loses nothing when that is no
+// longer kept.
 const PolicyVersions = 10
 
 // The policies of a host are kept in memory and in the state file. Each may have as many

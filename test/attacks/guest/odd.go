@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"time"
 
@@ -22,15 +24,33 @@ func shout(args []string) (string, error) {
 		return "", err
 	}
 	defer c.Close()
-	if _, err := c.WriteToUDPAddrPort([]byte("anybody?"), to); err != nil {
-		return "", err
-	}
-	c.SetReadDeadline(time.Now().Add(time.Second)) //nolint:errcheck // of a socket
-	_, from, err := c.ReadFromUDPAddrPort(make([]byte, 64))
+	var from netip.AddrPort
+	err = again(c, func() error {
+		_, err := c.WriteToUDPAddrPort([]byte("anybody?"), to)
+		return err
+	}, func() (err error) {
+		_, from, err = c.ReadFromUDPAddrPort(make([]byte, 64))
+		return err
+	})
 	if err != nil {
 		return "", err
 	}
 	return from.String(), nil
+}
+
+// again sends up to five times, as dns does, and waits a second for an answer after each:
+// packets may be lost. An answer that is late is one.
+func again(c net.Conn, send, read func() error) (err error) {
+	for range 5 {
+		if err = send(); err != nil {
+			return err
+		}
+		c.SetReadDeadline(time.Now().Add(time.Second)) //nolint:errcheck // of a socket
+		if err = read(); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+	}
+	return err
 }
 
 // mapped connects to an address of IPv4 by a socket of IPv6.
@@ -108,12 +128,14 @@ func quicTo(args []string) (string, error) {
 		return "", err
 	}
 	defer c.Close()
-	if _, err := c.Write(first); err != nil {
-		return "", err
-	}
-	c.SetReadDeadline(time.Now().Add(2 * time.Second)) //nolint:errcheck // of a socket
-	b := make([]byte, 512)
-	n, err := c.Read(b)
+	b, n := make([]byte, 512), 0
+	err = again(c, func() error {
+		_, err := c.Write(first)
+		return err
+	}, func() (err error) {
+		n, err = c.Read(b)
+		return err
+	})
 	if err == nil && string(b[:n]) != "this is "+args[1] {
 		err = wordError("other")
 	}

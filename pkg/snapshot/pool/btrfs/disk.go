@@ -89,4 +89,4 @@ func labelled(device string) (bool, error) {
 }
 
 // Close unmounts the pool.
-func (b *DiskPool) Close() error { return unmount(b.dir) }
+func (b *DiskPool) Close() error { return Unmount(b.dir) }

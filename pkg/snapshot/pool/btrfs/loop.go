@@ -167,9 +167,10 @@ func (b *LoopPool) mount() error {
 const busyPatience = time.Second
 
 // Close unmounts the pool.
-func (b *LoopPool) Close() error { return unmount(b.dir) }
+func (b *LoopPool) Close() error { return Unmount(b.dir) }
 
-func unmount(dir string) error {
+// Unmount takes a pool out of use that a LoopPool or a Disk has mounted at dir.
+func Unmount(dir string) error {
 	err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
 	for end := time.Now().Add(busyPatience); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
