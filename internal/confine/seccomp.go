@@ -74,6 +74,7 @@ const (
 	atArch   = 4
 	atArg0   = 16
 	atArg2   = 32
+	atArg3   = 40
 )
 
 const (
@@ -107,11 +108,15 @@ func filter(arch uint32, serves bool) []unix.SockFilter {
 	}
 	return append(f,
 		// Memory, but none to execute: a static program has all its code from the start.
-		unless(unix.BPF_JEQ, unix.SYS_MMAP, 4),
+		// And none of a descriptor: the mapping would hold it when that is closed.
+		unless(unix.BPF_JEQ, unix.SYS_MMAP, 7),
 		load(atArg2),
 		unless(unix.BPF_JSET, unix.PROT_EXEC, 1),
 		ret(denied),
+		load(atArg3),
+		unless(unix.BPF_JSET, unix.MAP_ANONYMOUS, 1),
 		ret(unix.SECCOMP_RET_ALLOW),
+		ret(denied),
 		// Threads, but no processes and no namespaces, and no thread with descriptors of its
 		// own, which /proc/<pid>/fd would not show. clone3 has its flags in memory, where no
 		// filter can read them.

@@ -39,6 +39,9 @@ func decide(t *testing.T, program []unix.SockFilter, data map[uint32]uint32) uin
 	return 0
 }
 
+// anon are the flags of memory that is no file's.
+const anon = unix.MAP_ANON | unix.MAP_PRIVATE
+
 // eachFilter yields what filter makes programs of.
 func eachFilter(yield func(arch uint32, serves bool) bool) {
 	for _, arch := range arches {
@@ -53,42 +56,43 @@ func TestFilter(t *testing.T) {
 	const threads = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_SYSVSEM | unix.CLONE_THREAD
 	for arch, serves := range eachFilter {
 		program := filter(arch, serves)
-		ask := func(number, arg0, arg2 uint32) uint32 {
-			return decide(t, program, map[uint32]uint32{atArch: arch, atNumber: number, atArg0: arg0, atArg2: arg2})
+		ask := func(number, arg0, arg2, arg3 uint32) uint32 {
+			return decide(t, program, map[uint32]uint32{atArch: arch, atNumber: number, atArg0: arg0, atArg2: arg2, atArg3: arg3})
 		}
 		for n := range uint32(2000) {
 			want := uint32(refused)
 			switch {
-			case slices.Contains(calls(serves), n), slices.Contains(beginning, n), n == unix.SYS_MMAP:
+			case slices.Contains(calls(serves), n), slices.Contains(beginning, n):
 				want = unix.SECCOMP_RET_ALLOW
-			case n == unix.SYS_CLONE:
+			case n == unix.SYS_CLONE, n == unix.SYS_MMAP:
 				want = denied
 			}
-			if got := ask(n, 0, 0); got != want {
+			if got := ask(n, 0, 0, 0); got != want {
 				t.Errorf("call %d: %#x, want %#x", n, got, want)
 			}
 		}
-		for _, c := range []struct{ number, arg0, arg2, want uint32 }{
-			{unix.SYS_CLONE, threads, 0, unix.SECCOMP_RET_ALLOW},
-			{unix.SYS_CLONE, uint32(unix.SIGCHLD), 0, denied},
-			{unix.SYS_CLONE, threads &^ unix.CLONE_FILES, 0, denied},
-			{unix.SYS_CLONE, threads | unix.CLONE_NEWUSER, 0, denied},
-			{unix.SYS_CLONE, threads | unix.CLONE_NEWCGROUP, 0, denied},
-			{unix.SYS_MMAP, 0, unix.PROT_READ | unix.PROT_WRITE, unix.SECCOMP_RET_ALLOW},
-			{unix.SYS_MMAP, 0, unix.PROT_EXEC, denied},
-			{unix.SYS_MMAP, 0, unix.PROT_READ | unix.PROT_WRITE | unix.PROT_EXEC, denied},
-			{0x40000000, 0, 0, refused}, // read(2) of x32
-			{^uint32(0), 0, 0, refused},
+		for _, c := range []struct{ number, arg0, arg2, arg3, want uint32 }{
+			{unix.SYS_CLONE, threads, 0, 0, unix.SECCOMP_RET_ALLOW},
+			{unix.SYS_CLONE, uint32(unix.SIGCHLD), 0, 0, denied},
+			{unix.SYS_CLONE, threads &^ unix.CLONE_FILES, 0, 0, denied},
+			{unix.SYS_CLONE, threads | unix.CLONE_NEWUSER, 0, 0, denied},
+			{unix.SYS_CLONE, threads | unix.CLONE_NEWCGROUP, 0, 0, denied},
+			{unix.SYS_MMAP, 0, unix.PROT_READ | unix.PROT_WRITE, anon, unix.SECCOMP_RET_ALLOW},
+			{unix.SYS_MMAP, 0, unix.PROT_READ | unix.PROT_WRITE, unix.MAP_SHARED, denied},
+			{unix.SYS_MMAP, 0, unix.PROT_EXEC, anon, denied},
+			{unix.SYS_MMAP, 0, unix.PROT_READ | unix.PROT_WRITE | unix.PROT_EXEC, anon, denied},
+			{0x40000000, 0, 0, 0, refused}, // read(2) of x32
+			{^uint32(0), 0, 0, 0, refused},
 		} {
-			if got := ask(c.number, c.arg0, c.arg2); got != c.want {
-				t.Errorf("call %d with %#x, %#x: %#x, want %#x", c.number, c.arg0, c.arg2, got, c.want)
+			if got := ask(c.number, c.arg0, c.arg2, c.arg3); got != c.want {
+				t.Errorf("call %d with %#x, %#x, %#x: %#x, want %#x", c.number, c.arg0, c.arg2, c.arg3, got, c.want)
 			}
 		}
 		if got := decide(t, program, map[uint32]uint32{atArch: arch ^ 1, atNumber: unix.SYS_READ}); got != unix.SECCOMP_RET_KILL_PROCESS {
 			t.Errorf("another machine: %#x", got)
 		}
 		for n := range uint32(2000) {
-			both := []uint32{ask(n, 0, 0), decide(t, sealed(), map[uint32]uint32{atArch: arch, atNumber: n})}
+			both := []uint32{ask(n, 0, 0, 0), decide(t, sealed(), map[uint32]uint32{atArch: arch, atNumber: n})}
 			if slices.Contains(beginning, n) && both[1] != refused || !slices.Contains(beginning, n) && both[1] != unix.SECCOMP_RET_ALLOW {
 				t.Errorf("call %d is %#x, once sealed %#x", n, both[0], both[1])
 			}

@@ -125,8 +125,11 @@ func vacateLost(ctx context.Context, cfg *config.Config, log *slog.Logger) error
 	if err := d.removeCgroups(ctx); err != nil {
 		return err
 	}
-	err = errors.Join(egress.Purge(ctx, cfg.Instance), ns.Purge(ctx), snapshot.UnmountLost(cfg.StateDir, cfg.Storage.Device))
-	if err != nil || !ran {
+	// Before the gateway, by which the next try sees that something is left.
+	if err := snapshot.UnmountLost(cfg.StateDir, cfg.Storage.Device); err != nil {
+		return err
+	}
+	if err = errors.Join(egress.Purge(ctx, cfg.Instance), ns.Purge(ctx)); err != nil || !ran {
 		return err
 	}
 	return removeRunDir(cfg.RunDir)

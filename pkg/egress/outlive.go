@@ -80,7 +80,7 @@ func (h *hand) put(log *slog.Logger, x *proxied, number uint32, o *outward) erro
 	slot, err := h.file.Put(e) // 0 after an error
 	if err != nil && !h.full {
 		h.full = true
-		log.Error("a flow by name cannot be written down; it and others end with this daemon", "err", err)
+		log.Error("a flow by name cannot be written down; it and others end when the next daemon starts", "err", err)
 	}
 	if o == nil {
 		x.slot = slot
@@ -249,10 +249,10 @@ func (p *proxy) adopt(ctx context.Context) error {
 	}
 	slices.SortFunc(all, func(a, b *earlier) int { return cmp.Compare(b.head.Started, a.head.Started) })
 	kept := map[int]bool{}
-	for _, o := range all {
+	for i, o := range all {
 		err := errors.New("too many of them have flows")
 		if len(kept) < mostOld {
-			err = p.adoptOne(ctx, o)
+			err = p.adoptOne(ctx, o, len(all)-i)
 		}
 		if err == nil {
 			kept[o.head.Pid] = true
@@ -308,8 +308,9 @@ func (o *earlier) end(dir string) {
 
 var errNoFlows = errors.New("it has no flow")
 
-// adoptOne takes over one child. After an error it is to be ended.
-func (p *proxy) adoptOne(ctx context.Context, o *earlier) error {
+// adoptOne takes over one child, the first of some that share the time which is left. After
+// an error it is to be ended.
+func (p *proxy) adoptOne(ctx context.Context, o *earlier, some int) error {
 	if o.head.Version != heads.Version {
 		return fmt.Errorf("it is of another version, %d, not %d", o.head.Version, heads.Version)
 	}
@@ -317,7 +318,11 @@ func (p *proxy) adoptOne(ctx context.Context, o *earlier) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, lineLimit)
+	limit := lineLimit
+	if end, ok := ctx.Deadline(); ok { // one that does not answer leaves the others their part
+		limit = min(limit, time.Until(end)/time.Duration(min(some, mostOld)))
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	line, err := old.Line(ctx, p.e.cfg.FlowDir, o.name, heads.MaxBody)
 	if err != nil {
@@ -345,7 +350,7 @@ func (p *proxy) adoptOne(ctx context.Context, o *earlier) error {
 //
 // Preconditions: p.mu is held.
 func (p *proxy) enter(h *hand, entries map[int]flowfile.Entry, sockets map[uint64]child.Socket) {
-	found := map[uint64]*proxied{}
+	found, next := map[uint64]*proxied{}, flowfile.NextSocket(entries)
 	take := func(slot int, e flowfile.Entry) (child.Socket, bool) {
 		s, ok := sockets[e.Cookie]
 		delete(sockets, e.Cookie)
@@ -370,6 +375,7 @@ func (p *proxy) enter(h *hand, entries map[int]flowfile.Entry, sockets map[uint6
 		x := &proxied{
 			s: p.asideOf(e), number: e.Flow, line: h.line, guest: s, slot: slot, to: map[uint32]*outward{},
 			flow: policy.Flow{Src: e.Guest, Dst: e.Dst.Addr(), Proto: unix.IPPROTO_TCP, Port: e.Dst.Port()},
+			next: next,
 		}
 		x.ctx, x.stop = context.WithCancel(context.Background())
 		found[x.number], p.flows[x.number] = x, x
@@ -386,7 +392,6 @@ func (p *proxy) enter(h *hand, entries map[int]flowfile.Entry, sockets map[uint6
 			continue
 		}
 		if s, ok := take(slot, e); ok {
-			x.next = max(x.next, e.Socket)
 			x.to[e.Socket] = &outward{s, tupleOfTCP{sentFrom(s), e.Dst}, heads.Kind(e.Kind), e.Name, slot}
 			p.outs[x.s]++
 		}

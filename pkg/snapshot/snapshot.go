@@ -261,9 +261,12 @@ func UnmountLost(stateDir, device string) error {
 	if err != nil || source == "" {
 		return err
 	}
-	if device != "" {
+	if device != "" { // the kernel may know it by another name
 		if device, err = filepath.EvalSymlinks(device); err != nil {
 			return fmt.Errorf("find the device of the storage pool: %w", err)
+		}
+		if same, err := filepath.EvalSymlinks(source); err == nil {
+			source = same
 		}
 	}
 	// The kernel adds " (deleted)" to the name of a file that is.

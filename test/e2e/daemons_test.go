@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/snapshottest"
 )
 
 // second starts another daemon with the configuration of h and returns what it
@@ -237,8 +238,8 @@ func TestLostState(t *testing.T) {
 			return nil
 		})
 	}
-	if n := loopsOf(t, state); n != 0 {
-		t.Errorf("%d loop devices of the pool are left", n)
+	if err := snapshottest.StuckLoops(state); err != nil {
+		t.Error(err)
 	}
 	if _, err := os.Stat(h.Instance.RunDir()); !os.IsNotExist(err) {
 		t.Errorf("%s is there: %v", h.Instance.RunDir(), err)

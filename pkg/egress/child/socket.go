@@ -30,8 +30,13 @@ func (s Socket) Reset() {
 	unix.Syscall(unix.SYS_CONNECT, uintptr(s), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none)) //nolint:errcheck // it has ended
 }
 
-// Dead reports whether a connection of TCP has ended on both sides, or was reset.
+// Dead reports whether a connection of TCP has ended on both sides, or was reset, and nothing
+// of it is left to read.
 func (s Socket) Dead() bool {
 	info, err := unix.GetsockoptTCPInfo(int(s), unix.IPPROTO_TCP, unix.TCP_INFO)
-	return err == nil && info.State == unix.BPF_TCP_CLOSE
+	if err != nil || info.State != unix.BPF_TCP_CLOSE {
+		return false
+	}
+	unread, err := unix.IoctlGetInt(int(s), unix.SIOCINQ)
+	return err != nil || unread == 0
 }

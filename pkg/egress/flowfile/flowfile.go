@@ -191,6 +191,16 @@ func parseEntry(b []byte) (e Entry, ok bool) {
 	return e, e.Flow != 0 && len(e.Sandbox) <= maxID
 }
 
+// NextSocket is a number behind those of all sockets that earlier daemons opened for a child.
+// It may still say that it has closed one of them, also one that was not written down.
+func NextSocket(all map[int]Entry) (n uint32) {
+	const more = 20 // bits
+	for _, e := range all {
+		n = max(n, e.Socket)
+	}
+	return (n>>more + 1) << more
+}
+
 // Put writes e to a free slot, and returns which.
 func (f *File) Put(e Entry) (int, error) {
 	if f == nil {

@@ -180,6 +180,15 @@ func FuzzEntry(f *testing.F) {
 	})
 }
 
+// TestNextSocket: the number is behind all, also those that nobody wrote down.
+func TestNextSocket(t *testing.T) {
+	for last, want := range map[uint32]uint32{0: 1 << 20, 3: 1 << 20, 1<<20 - 1: 1 << 20, 1 << 20: 2 << 20, 1<<20 + 9: 2 << 20} {
+		if got := NextSocket(map[int]Entry{1: {Socket: 0}, 2: {Socket: last}}); got != want {
+			t.Errorf("after %d: %d, want %d", last, got, want)
+		}
+	}
+}
+
 // BenchmarkPut is what a socket costs: one write to tmpfs, if TMPDIR is there.
 func BenchmarkPut(b *testing.B) {
 	f, err := Create(filepath.Join(b.TempDir(), "flows"), head)

@@ -97,14 +97,14 @@ func (e *Env) takeDown(t testing.TB, dir string) {
 			t.Errorf("left mounted: %s", line)
 		}
 	}
-	check(t, stuckLoops(dir))
+	check(t, StuckLoops(dir))
 	check(t, os.RemoveAll(dir))
 }
 
-// stuckLoops fails if a loop device of a file below dir will not free itself.
+// StuckLoops fails if a loop device of a file below dir will not free itself.
 // It may not be free yet: a mount namespace that another program makes meanwhile, as
 // package builds do, holds a copy of each mount until it ends.
-func stuckLoops(dir string) error {
+func StuckLoops(dir string) error {
 	found, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, p := range found {
 		file, rerr := os.ReadFile(p)
