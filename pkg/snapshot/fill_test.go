@@ -150,14 +150,15 @@ func TestPoolFillEnds(t *testing.T) {
 	}
 	e := snapshottest.New(t, pool.BtrfsLoop, func(c *snapshot.Config) { c.PoolBytes = 2 << 30 })
 	before, _ := free(t, e)
-	// Fill rests for longer than it writes, so it is slow on a disk that has other work. It
-	// fails only if it stands still.
+	// On a disk that has other work Fill rests for a second after each MiB, and the kernel
+	// counts 64 MiB at a time. So it stands still only if nothing shows for much longer.
 	taken := func() {
 		t.Helper()
-		least, end := before, time.Now().Add(time.Minute)
+		const still = 5 * time.Minute
+		least, end := before, time.Now().Add(still)
 		for ; least >= before-300<<20; time.Sleep(time.Millisecond) {
 			if now, _ := free(t, e); now < least {
-				least, end = now, time.Now().Add(time.Minute)
+				least, end = now, time.Now().Add(still)
 			}
 			if time.Now().After(end) {
 				t.Fatalf("nothing more is filled than %d bytes", before-least)
