@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,9 +93,45 @@ func copyOf(f *os.File) (fd int) {
 	return fd
 }
 
+// connected makes both ends of a connection of TCP. Package net would link libc: see needsRoot.
+func connected(t *testing.T) (a, b *os.File) {
+	t.Helper()
+	stream := func() int {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	end := func(fd int) *os.File {
+		if err := unix.SetNonblock(fd, true); err != nil { // for deadlines
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), "end of a connection")
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	l := stream()
+	defer unix.Close(l)
+	err := errors.Join(unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(l, 1))
+	at, gerr := unix.Getsockname(l)
+	if err := errors.Join(err, gerr); err != nil {
+		t.Fatal(err)
+	}
+	client := stream()
+	if err := unix.Connect(client, at); err != nil {
+		t.Fatal(err)
+	}
+	server, _, err := unix.Accept4(l, unix.SOCK_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return end(server), end(client)
+}
+
 // left starts a child that outlives its Supervisor, with a socket, and closes that. It returns
 // where the child is, and the other end of its socket.
-func left(t *testing.T, dir string, stays bool, do ...uint8) (Home, Socket, net.Conn) {
+func left(t *testing.T, dir string, stays bool, do ...uint8) (Home, Socket, *os.File) {
 	t.Helper()
 	var home Home
 	s, err := Start(t.Context(), Config{Verb: "stays", Memory: 256 << 20, Max: 256, Outlive: &Outlive{
@@ -106,22 +141,9 @@ func left(t *testing.T, dir string, stays bool, do ...uint8) (Home, Socket, net.
 		t.Fatal(err)
 	}
 	defer s.Close()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	peer, err := net.Dial("tcp4", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { peer.Close() })
-	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, peer := connected(t)
 	defer c.Close()
-	raw, err := c.(*net.TCPConn).SyscallConn()
+	raw, err := c.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +156,7 @@ func left(t *testing.T, dir string, stays bool, do ...uint8) (Home, Socket, net.
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := line.Call(t.Context(), keep, nil, c.(*net.TCPConn)); err != nil {
+	if _, err := line.Call(t.Context(), keep, nil, c); err != nil {
 		t.Fatal(err)
 	}
 	for _, kind := range do {
