@@ -177,23 +177,24 @@ func (b *Book) Save(sync bool) error {
 	b.mu.Unlock()
 	var errs []error
 	for _, l := range all {
-		closed, err := b.save(l, sync)
+		saved, closed, err := b.save(l, sync)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("write the flow log of %s: %w", l.id, err))
 		} else if closed {
-			b.drop(l)
+			b.drop(l, saved)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// drop takes a closed log out of memory, unless it was opened again.
-func (b *Book) drop(l *Log) {
+// drop takes a closed log out of memory, unless it was opened again since it was saved. It may
+// be closed again already, and have counted meanwhile.
+func (b *Book) drop(l *Log, saved state) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closing && b.logs[l.id] == l {
+	if l.closing && l.state() == saved && b.logs[l.id] == l {
 		delete(b.logs, l.id)
 	}
 }
@@ -217,46 +218,51 @@ type file struct {
 	Flows   []Entry   `json:"flows,omitempty"`
 }
 
+// state is that of the moment.
+//
+// Preconditions: l.mu is held.
+func (l *Log) state() state { return state{l.total.Allowed + l.total.Denied, l.link} }
+
 // save writes a log if it has to be. closed says that its sandbox ended and that all of
-// it is on disk.
-func (b *Book) save(l *Log, sync bool) (closed bool, err error) {
+// it is on disk, as it is now.
+func (b *Book) save(l *Log, sync bool) (now state, closed bool, err error) {
 	l.io.Lock()
 	defer l.io.Unlock()
 	l.mu.Lock()
 	closed = l.closing
 	sync = sync || closed
-	now := state{l.total.Allowed + l.total.Denied, l.link}
+	now = l.state()
 	stale := now.connections != l.live.connections
 	if sync {
 		stale = now != l.synced
 	}
 	if l.gone || !stale {
 		l.mu.Unlock()
-		return closed, nil
+		return now, closed, nil
 	}
 	r := l.report() // a copy: Count must not wait for the disk
 	l.mu.Unlock()
 	l.seq++
 	text, err := json.Marshal(file{l.seq, r.Since, r.Traffic, now.link, r.Total, r.Other, r.Flows})
 	if err != nil {
-		return false, err
+		return now, false, err
 	}
 	if !sync {
 		if err := writeLive(b.path(l.id, liveFile), text); err != nil {
-			return false, err
+			return now, false, err
 		}
 		l.live = now
-		return false, nil
+		return now, false, nil
 	}
 	if err := durable.Write(b.path(l.id, syncedFile), text, 0o600); err != nil {
-		return false, err
+		return now, false, err
 	}
 	l.live, l.synced = now, now
 	err = os.Remove(b.path(l.id, liveFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return closed, err
+	return now, closed, err
 }
 
 // writeLive replaces a file so that a process killed here leaves the old one or the new

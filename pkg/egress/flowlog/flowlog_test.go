@@ -286,7 +286,7 @@ func TestForget(t *testing.T) {
 			}
 		}
 		late.Count(host(1), true, noon)
-		if _, err := b.save(late, true); err != nil { // began before Forget
+		if _, _, err := b.save(late, true); err != nil { // began before Forget
 			t.Fatal(err)
 		}
 		if ids, err := b.List(); err != nil || len(ids) != 0 {
