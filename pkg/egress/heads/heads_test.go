@@ -620,7 +620,11 @@ func TestNoHost(t *testing.T) {
 	d := newDesk(t, serve(t, func(c net.Conn) {
 		defer c.Close()
 		var got bytes.Buffer
-		if _, err := http.ReadRequest(bufio.NewReader(io.TeeReader(c, &got))); err == nil {
+		r, err := http.ReadRequest(bufio.NewReader(io.TeeReader(c, &got)))
+		if err == nil {
+			_, err = io.Copy(io.Discard, r.Body)
+		}
+		if err == nil {
 			fmt.Fprintf(c, "HTTP/1.0 200 OK\r\n\r\n%s", got.Bytes())
 		}
 	}), "")
