@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 )
 
 // only is a connection from which b can be read, and nothing after it.
@@ -79,14 +80,38 @@ func FuzzServerName(f *testing.F) {
 	})
 }
 
-// FuzzBeginning: what net/http reads as a request is never taken for another protocol, and
-// neither is its beginning. Its Host has the name that net/url reads.
+// pythons reports whether Python's http.server reads the first line of s as a request: it
+// splits ISO 8859-1 at any space (BaseHTTPRequestHandler.parse_request).
+func pythons(s string) bool {
+	line, _, ok := strings.Cut(s, "\n")
+	words := strings.FieldsFunc(latin(line), func(c rune) bool {
+		return unicode.IsSpace(c) || 0x1c <= c && c <= 0x1f
+	})
+	return ok && len(words) == 3 && strings.HasPrefix(words[2], "HTTP/") && strings.Trim(words[0], "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""
+}
+
+func latin(s string) string {
+	var b strings.Builder
+	for i := range len(s) {
+		b.WriteRune(rune(s[i]))
+	}
+	return b.String()
+}
+
+// FuzzBeginning: what crypto/tls reads as a ClientHello, and net/http or Python as a request,
+// is never taken for another protocol, and neither is its beginning. Its Host has the name
+// that net/url reads.
 func FuzzBeginning(f *testing.F) {
 	f.Add("GET / HTTP/1.1\r\nHost: allowed.test\r\n\r\n", uint16(3))
 	f.Add("POST http://Allowed.test:80/ HTTP/1.0\r\nHost: other.test\r\n\r\n", uint16(20))
 	f.Add(preface+"\r\nSM\r\n\r\n", uint16(10))
 	f.Add("\r\n\r\nGET\t/ http/1.1\r\n\r\n", uint16(5))
 	f.Add("SSH-2.0-x\r\n", uint16(4))
+	f.Add("GET\x1c/\xe0\xa0bc\x85HTTP/1.1\r\n\r\n", uint16(9))
+	f.Add("GET\r/\rHTTP/1.1\r\n\r\n", uint16(6))
+	f.Add("\x16\x02\x00"+string(withName(f, "a.test")[3:]), uint16(4))
+	f.Add("\x15\x0f\xff\x00\x02\x01\x5a"+string(withName(f, "a.test")), uint16(4))
+	f.Add("\x80\x2e\x01\x03\x03", uint16(2))
 	f.Fuzz(func(t *testing.T, s string, cut uint16) {
 		begins := beginning([]byte(s))
 		if begins < more || begins > other {
@@ -95,6 +120,12 @@ func FuzzBeginning(f *testing.F) {
 		part := beginning([]byte(s[:min(int(cut), len(s))]))
 		if part != more && part != begins {
 			t.Fatalf("a part begins as %d, the whole as %d", part, begins)
+		}
+		if _, read := theirs([]byte(s)); read && begins != isTLS {
+			t.Fatalf("crypto/tls reads a ClientHello, here it is %d", begins)
+		}
+		if pythons(s) && begins != isHTTP && begins != isH2 {
+			t.Fatalf("Python reads a request, here it is %d", begins)
 		}
 		q, err := http.ReadRequest(bufio.NewReader(strings.NewReader(s)))
 		if err != nil {

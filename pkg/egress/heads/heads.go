@@ -34,7 +34,7 @@ const Verb = "heads"
 // that speaks another: whoever changes one of them counts it up. So does whoever mends a hole
 // in this package, in pkg/egress/child, internal/relay or internal/confine: then the children
 // that have the hole, or were taken over by it, end with the daemon that has it.
-const Version = 1
+const Version = 2
 
 // Kinds of messages. All numbers are little endian.
 const (

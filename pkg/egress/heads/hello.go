@@ -18,19 +18,13 @@ const (
 // preface begins HTTP/2 (RFC 9113, section 3.4).
 const preface = "PRI * HTTP/2.0\r\n"
 
-// beginning says what b, the first bytes of a connection, begins. It takes more for HTTP
-// than a strict server does: such as one after empty lines, or with tabs. net/http refuses
-// these later. So what a lenient server would read as HTTP is never taken for another
-// protocol.
+// beginning says what b, the first bytes of a connection, begins. It takes more for TLS and
+// for HTTP than a strict server does: such as a record of any version, or a request after
+// empty lines, or with tabs. What reads these later refuses them. So what a lenient server
+// would read as one of the two is never taken for another protocol.
 func beginning(b []byte) int {
-	if len(b) > 0 && b[0] == recordHandshake {
-		switch {
-		case len(b) == 1:
-			return more
-		case b[1] == 3:
-			return isTLS
-		}
-		return other
+	if begins := firstRecord(b); begins != other {
+		return begins
 	}
 	if len(b) <= len(preface) && preface[:len(b)] == string(b) && len(b) > 3 {
 		if len(b) == len(preface) {
@@ -41,43 +35,100 @@ func beginning(b []byte) int {
 	if bytes.HasPrefix(b, []byte(preface)) {
 		return isH2
 	}
-	return requestLine(bytes.TrimLeft(b, "\r\n \t"))
+	for len(b) > 0 && (space(b[0]) || b[0] == '\n' || b[0] == '\r') {
+		b = b[1:]
+	}
+	return requestLine(b)
 }
 
-// requestLine says whether b begins as "METHOD target HTTP/".
+// firstRecord says whether b begins as a record of TLS that a server may take for the first one: a
+// ClientHello, also one with a version that has never been (crypto/tls looks only whether it
+// is below 16.0), one in the form of SSL 2.0 (RFC 5246, appendix E.2), or what a server may
+// skip before it: an alert, or ChangeCipherSpec.
+func firstRecord(b []byte) int {
+	if len(b) == 0 {
+		return other
+	}
+	var form string // of the bytes from the fourth on
+	switch b[0] {
+	case recordHandshake:
+		if len(b) > 1 && b[1] == 3 {
+			return isTLS
+		}
+		form = "??\x01"
+	case recordAlert:
+		form = "\x00\x02"
+	case recordChange:
+		form = "\x00\x01\x01"
+	default:
+		if b[0]&0x80 == 0 {
+			return other
+		}
+		return like(b[1:], "?\x01\x03")
+	}
+	if len(b) > 1 && b[1] >= 16 {
+		return other
+	}
+	return like(b[1:], "??"+form)
+}
+
+// like says whether b begins with form, in which ? is any byte.
+func like(b []byte, form string) int {
+	for i := range len(form) {
+		switch {
+		case i == len(b):
+			return more
+		case form[i] != '?' && form[i] != b[i]:
+			return other
+		}
+	}
+	return isTLS
+}
+
+// requestLine says whether b begins as "METHOD target HTTP/". Some servers split the line at
+// any space, and take the last word for the version (Python's http.server), so every word
+// behind the method may be it.
 func requestLine(b []byte) int {
 	const version = "HTTP/"
 	n := 0
 	for n < len(b) && token(b[n]) {
 		n++
 	}
-	switch {
-	case n < len(b) && (n == 0 || !space(b[n])):
-		return other
-	case n == len(b):
-		return more
-	}
-	b = bytes.TrimLeft(b[n:], " \t\v\f")
-	n = 0
-	for n < len(b) && b[n] > ' ' {
-		n++
-	}
-	if n < len(b) && !space(b[n]) { // the line ends: HTTP/0.9, which has no Host, or no HTTP
+	if n < len(b) && (n == 0 || !space(b[n]) && b[n] != '\r') {
 		return other
 	}
-	if b = bytes.TrimLeft(b[n:], " \t\v\f"); len(b) < len(version) {
-		if bytes.EqualFold(b, []byte(version[:len(b)])) {
+	for b = b[n:]; len(b) > 0; b = b[n:] {
+		for len(b) > 0 && space(b[0]) {
+			b = b[1:]
+		}
+		if v := b[:min(len(b), len(version))]; bytes.EqualFold(v, []byte(version[:len(v)])) {
+			if len(v) == len(version) {
+				return isHTTP
+			}
 			return more
 		}
-		return other
+		n = 0
+		for n < len(b) && b[n] > ' ' && !space(b[n]) {
+			n++
+		}
+		switch {
+		case n == len(b) || space(b[n]):
+		case b[n] == '\r' && n+1 == len(b):
+			return more
+		case b[n] == '\r' && b[n+1] != '\n': // a space for some
+			n++
+		default: // the line ends: HTTP/0.9, which has no Host, or no HTTP
+			return other
+		}
 	}
-	if bytes.EqualFold(b[:len(version)], []byte(version)) {
-		return isHTTP
-	}
-	return other
+	return more
 }
 
-func space(c byte) bool { return c == ' ' || c == '\t' || c == '\v' || c == '\f' }
+// space reports whether c is a space: for Python's http.server, which reads ISO 8859-1, also
+// those above ASCII.
+func space(c byte) bool {
+	return c == ' ' || c == '\t' || c == '\v' || c == '\f' || 0x1c <= c && c <= 0x1f || c == 0x85 || c == 0xa0
+}
 
 // token reports whether c may stand in a method (RFC 9110, section 5.6.2).
 func token(c byte) bool {
@@ -86,7 +137,7 @@ func token(c byte) bool {
 
 // The numbers of TLS (RFC 8446, section 5.1; RFC 6066, section 3) that are used here.
 const (
-	recordAlert, recordHandshake = 21, 22
+	recordChange, recordAlert, recordHandshake = 20, 21, 22
 
 	typeClientHello, typeServerHello = 1, 2
 
