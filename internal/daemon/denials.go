@@ -241,7 +241,7 @@ func allowOf(n egress.Denial, d wire.Denial) string {
 	switch n.Rule {
 	case byDefault:
 		target = cmp.Or(d.Name, d.Address)
-	case byPrivate, policy.NoName: // no rule by name opens it
+	case byPrivate, policy.NoName, policy.NoNameDenied: // no rule by name opens it
 		target = d.Address
 	}
 	if target == d.Name && hidesName(d.Protocol, d.Port) {

@@ -190,7 +190,7 @@ func TestDenialsKept(t *testing.T) {
 // TestExplanationOf: the verdict in words, and a rule only where one would open the target.
 func TestExplanationOf(t *testing.T) {
 	name := spec.Target{Name: "pypi.org", Port: 443, Proto: "tcp"}
-	addr := spec.Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 53, Proto: "udp"}
+	addr := spec.Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 123, Proto: "udp"}
 	for _, c := range []struct {
 		x                        egress.Explanation
 		t                        spec.Target
@@ -201,7 +201,7 @@ func TestExplanationOf(t *testing.T) {
 		{egress.Explanation{Rule: "default"}, name, "deny", "policy", "pypi.org:443", "no rule allows it, so the name is not resolved"},
 		{egress.Explanation{Rule: "deny pypi.org", Resolves: true}, name, "deny", "policy", "pypi.org:443", "by the rule deny pypi.org"},
 		{egress.Explanation{Rule: "deny pypi.org", Fixed: true}, name, "deny", "policy", "", "by the rule deny pypi.org"},
-		{egress.Explanation{Rule: "default"}, addr, "deny", "policy", "203.0.113.7:53/udp", "no rule allows it"},
+		{egress.Explanation{Rule: "default"}, addr, "deny", "policy", "203.0.113.7:123/udp", "no rule allows it"},
 		{egress.Explanation{Rule: "host address", Fixed: true}, addr, "deny", "block", "", "whatever its rules: host address"},
 		{
 			egress.Explanation{Rule: policy.NoName, ByName: true},
@@ -210,6 +210,7 @@ func TestExplanationOf(t *testing.T) {
 			"203.0.113.7:443", "decides; if it sends none: no server name",
 		},
 		{egress.Explanation{Rule: "default", ByName: true, Allowed: true}, addr, "allow", "policy", "", "if it sends none: no rule"},
+		{egress.Explanation{Allowed: true, Resolver: true}, addr, "allow", "policy", "", "goes to sandboxd's resolver"},
 		{egress.Explanation{Rule: "network none", Fixed: true}, addr, "deny", "policy", "", "network mode none"},
 		{egress.Explanation{Rule: "deny 203.0.113.7/32", Fixed: true}, addr, "deny", "policy", "", "by the rule deny"},
 		{egress.Explanation{Rule: "default"}, spec.Target{Name: "pypi.org", Port: 443, Proto: "udp"}, "deny", "policy", "", "no rule"},

@@ -107,7 +107,8 @@ func expand(r *strings.Replacer, text string) rulesOf {
 
 // chainText holds, as rules, the picture in docs/design/network.md ("What path does a
 // packet take?"). NFLOG is for debugging: tcpdump -i nflog:NUMBER. A sandbox that opens
-// flows faster than most waits in a queue of its kind, so that others need not.
+// flows faster than most waits in a queue of its kind, so that others need not. Queries by UDP
+// are limited before ESTABLISHED passes: a guest may send all of them by one socket.
 const chainText = `
 *raw
 -A @RAW$ -m set ! --match-set SRC src,src -m limit --limit 10/sec --limit-burst 20 -j NFLOG --nflog-prefix spoof --nflog-group NUMBER
@@ -115,9 +116,9 @@ const chainText = `
 -A @RAW$ -m addrtype --dst-type BROADCAST,MULTICAST -j DROP
 *mangle
 -A @PRE$ -j MARK --set-xmark UNMARKED
+-A @PRE$ -p udp -m udp --dport 53 -m hashlimit --hashlimit-above 200/sec --hashlimit-burst 400 --hashlimit-mode srcip --hashlimit-name LIMIT-dns -j DROP
 -A @PRE$ -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN
 -A @PRE$ -m conntrack --ctstate INVALID -j DROP
--A @PRE$ -p udp -m udp --dport 53 -m hashlimit --hashlimit-above 200/sec --hashlimit-burst 400 --hashlimit-mode srcip --hashlimit-name LIMIT-dns -j DROP
 -A @PRE$ -p udp -m udp --dport 53 -j @ASK$
 -A @PRE$ -d GATEWAY/32 ! -p tcp -j RETURN
 -A @PRE$ -d GATEWAY/32 -p tcp -m tcp ! --dport 53 -j RETURN

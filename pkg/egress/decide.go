@@ -89,6 +89,8 @@ type Explanation struct {
 	Fixed bool
 	// Stored says that the sandbox does not run. Its stored policy answers.
 	Stored bool
+	// Resolver says that the target is port 53: no rule decides, sandboxd's resolver answers.
+	Resolver bool
 }
 
 // Explain says what the policy of the sandbox id does with t. If the sandbox is not
@@ -110,6 +112,10 @@ func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanat
 	}
 	p := s.policy.Load()
 	f := policy.Flow{Dst: t.Addr, Proto: policy.Proto(cmp.Or(t.Proto, "tcp")), Port: t.Port}
+	if f.IsDNS() {
+		x.Allowed, x.Resolver = true, true
+		return x, nil
+	}
 	var why policy.Reason
 	if t.Name != "" {
 		x.Resolves, why = p.Resolves(t.Name)
@@ -166,21 +172,26 @@ func (e *Engine) closeForbidden(s *sandbox, lost bool) error {
 	return e.table.send(requests)
 }
 
-// judge decides whether the child gets a socket.
-func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o heads.Open) (bool, policy.Reason) {
+// judge decides whether the child gets a socket. The error says why it cannot.
+func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o heads.Open) (bool, policy.Reason, error) {
 	if weak.Off(weak.Proxy) {
-		return true, policy.Reason{Cause: policy.ByMode, Text: "default"}
+		return true, policy.Reason{Cause: policy.ByMode, Text: "default"}, nil
 	}
 	allow, why := p.decide(s, f, o)
 	if !allow || o.Name == "" || slices.Contains(s.leased(f.Dst), o.Name) {
-		return allow, why
+		return allow, why, nil
 	}
 	// DNS has not answered the sandbox so: it may know the address from elsewhere, which is
 	// no harm if it is one of the name.
-	if addrs, err := p.e.Resolve(ctx, s, o.Name); err == nil && slices.Contains(addrs, f.Dst) {
-		return true, why
+	addrs, err := p.e.Resolve(ctx, s, o.Name)
+	if err != nil {
+		return false, why, fmt.Errorf("sandboxd cannot find out whether %s is an address of %s, so it does not connect; try again: %w", f.Dst,
+			o.Name, err)
 	}
-	return false, policy.Reason{Cause: policy.ByName, Text: fmt.Sprintf("%s is not an address of %s", f.Dst, o.Name)}
+	if slices.Contains(addrs, f.Dst) {
+		return true, why, nil
+	}
+	return false, policy.Reason{Cause: policy.ByName, Text: fmt.Sprintf("%s is not an address of %s", f.Dst, o.Name)}, nil
 }
 
 // decide is judge without the check that the name has the address.
@@ -225,7 +236,11 @@ func (e *Engine) tellName(s *sandbox, f policy.Flow, name string, why policy.Rea
 // opened decides on what the child asks, and dials.
 func (p *proxy) opened(ctx context.Context, x *proxied, o heads.Open) (heads.Opened, syscall.Conn) {
 	f := x.flow
-	allow, why := p.judge(ctx, x.s, f, o)
+	allow, why, err := p.judge(ctx, x.s, f, o)
+	if err != nil {
+		p.log.Debug("a connection by name", "sandbox", x.s.id, "err", err)
+		return heads.Opened{Result: heads.Failed, Text: err.Error()}, nil
+	}
 	if allow && o.Kind == heads.Check {
 		allow, why = p.checked(x, o, why)
 	}

@@ -8,9 +8,12 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/leases"
@@ -248,6 +251,143 @@ func TestLeaves(t *testing.T) {
 	}
 }
 
+// TestMayDial: what the proxy dials passes the hard blocks once more, whoever asked for it.
+func TestMayDial(t *testing.T) {
+	addrOf := netip.MustParseAddr
+	s := &sandbox{id: "x", addr: addr(0)}
+	e := &Engine{
+		judge: judge{pool: inst.Pool()}, byID: map[string]*sandbox{"x": s}, byAddr: map[netip.Addr]*sandbox{s.addr: s},
+	}
+	e.hosts.Store(&map[netip.Addr]bool{addrOf("192.0.2.99"): true})
+	p, err := policy.Compile(policy.Host{}, rules(t, "open", "10.1.2.0/24"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.policy.Store(p)
+	x := &proxied{s: s, number: 1}
+	px := &proxy{e: e, flows: map[uint64]*proxied{1: x}}
+	for at, want := range map[string]string{
+		"203.0.113.1": "", "10.1.2.3": "",
+		"10.1.3.3": "private range", "192.168.0.1": "private range", "100.64.0.1": "private range",
+		"192.0.2.99": "host address", "169.254.169.254": "metadata service", "127.0.0.1": "loopback",
+		addr(1).String(): "another sandbox", "224.0.0.251": "multicast", "255.255.255.255": "reserved", "0.0.0.0": "this network",
+	} {
+		to := netip.AddrPortFrom(addrOf(at), 443)
+		err := px.mayDial(x, to, to.String())
+		if (err == nil) != (want == "") || err != nil && err.Error() != want {
+			t.Errorf("%s: %v, want %q", at, err, want)
+		}
+	}
+	to := netip.MustParseAddrPort("203.0.113.1:443")
+	if err := px.mayDial(x, to, "203.0.113.2:443"); err == nil {
+		t.Error("another address than was decided on may be dialled")
+	}
+	delete(px.flows, 1)
+	if err := px.mayDial(x, to, to.String()); !errors.Is(err, errGone) {
+		t.Errorf("a flow that has ended: %v", err)
+	}
+}
+
+// TestNoMoment: while a policy is replaced by another over and over, what both allow always
+// opens, and what both deny never does, by DNS, by a packet, and by a name. Others stay open.
+func TestNoMoment(t *testing.T) {
+	w := newWorld(t)
+	w.upstream()
+	arrived := w.sites()
+	e := w.open()
+	one := rules(t, "rules", "!203.0.113.9", "203.0.113.1:443", "allowed.test:443", "one.test", "203.0.113.77")
+	two := rules(t, "rules", "one.test", "allowed.test", "203.0.113.0/30:443")
+	id := w.named(e, 0, one)
+	kept, err := w.tls(id, site+":443", "allowed.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	before := arrived.Load()
+	var done sync.WaitGroup
+	stop := make(chan struct{})
+	each := func(what string, f func() error) {
+		done.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					if n == 0 {
+						t.Errorf("%s: not tried", what)
+					}
+					return
+				default:
+				}
+				if err := f(); err != nil {
+					t.Errorf("%s, the time %d: %v", what, n, err)
+					return
+				}
+			}
+		})
+	}
+	var named atomic.Int64
+	each("an address that both allow", func() error {
+		c, err := w.connect(w.guests[id], "tcp", "203.0.113.1:443", patient)
+		if err == nil {
+			reset(c)
+		}
+		return err
+	})
+	each("a name that both allow", func() error {
+		c, err := w.tls(id, site+":443", "allowed.test")
+		if err != nil {
+			return err
+		}
+		named.Add(1)
+		return c.Close()
+	})
+	each("a name that DNS answers under both", func() error {
+		a, err := w.ask(id, "tcp", "8.8.8.8:53", "one.test.", dns.TypeA, patient)
+		if err == nil && len(a.Answer) != 1 {
+			err = fmt.Errorf("%v", a)
+		}
+		time.Sleep(10 * time.Millisecond) // it may ask 200 times a second
+		return err
+	})
+	each("an address that both deny", func() error {
+		c, err := w.connect(w.guests[id], "tcp", "203.0.113.9:443", patient)
+		if err == nil {
+			reset(c)
+			return errors.New("it opens")
+		}
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond) // it may open 200 flows a second
+		return nil
+	})
+	each("a name that both deny", func() error {
+		if c, err := w.tls(id, site+":443", "other.test"); err == nil {
+			c.Close()
+			return errors.New("it opens")
+		} else if !strings.Contains(err.Error(), "tls: access denied") {
+			return err
+		}
+		return nil
+	})
+	for i := range 300 {
+		n := one
+		if i%2 == 0 {
+			n = two
+		}
+		if err := e.Register(t.Context(), id, addr(0), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	done.Wait()
+	if err := said(kept); err != nil {
+		t.Errorf("a connection that both allow has ended: %v", err)
+	}
+	if n := arrived.Load() - before; n > named.Load()+1 {
+		t.Errorf("%d connections by name reached a server, %d were allowed", n, named.Load())
+	}
+}
+
 // TestExplainStored: of a sandbox that does not run the stored policy answers, behind the
 // rules of the host and the hard blocks.
 func TestExplainStored(t *testing.T) {
@@ -268,6 +408,10 @@ func TestExplainStored(t *testing.T) {
 		},
 		{Target{Name: "npmjs.org", Port: 443}, Explanation{Rule: "default", ResolvesRule: "default"}},
 		{Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 443}, Explanation{Allowed: true, Rule: "allow 203.0.113.7/32:443"}},
+		// Behind a rule of the host that denies a name, which it may be.
+		{Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 80}, Explanation{Rule: policy.NoName, ByName: true, Fixed: true}},
+		{Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 53, Proto: "udp"}, Explanation{Allowed: true, Resolver: true}},
+		{Target{Name: "npmjs.org", Port: 53}, Explanation{Allowed: true, Resolver: true}},
 		{Target{Addr: netip.MustParseAddr("203.0.113.8"), Port: 22}, Explanation{Rule: "default"}}, // pypi.org may have it
 		{Target{Addr: netip.MustParseAddr("169.254.169.254"), Port: 80}, Explanation{Rule: "metadata service", Fixed: true}},
 	} {

@@ -157,7 +157,7 @@ func TestNames(t *testing.T) {
 		{named, "one.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.1", ""},
 		{named, "ONE.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.1", ""},
 		{named, "one.test.", dns.TypeMX, dns.RcodeSuccess, "", ""},
-		{named, "two.test.", dns.TypeA, dns.RcodeRefused, "", "refused by the network policy: default"},
+		{named, "two.test.", dns.TypeA, dns.RcodeRefused, "", "refused by the network policy: no rule allows this name"},
 		{named, "a.wild.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.3", ""},
 		{named, "a.b.wild.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.3", ""},
 		{named, "a.wild.test.", dns.TypeTXT, dns.RcodeRefused, "", "TXT needs a rule with the whole name"},

@@ -105,6 +105,47 @@ func TestDNS(t *testing.T) {
 	}
 }
 
+// TestOneSocket: the kernel limits the queries of a guest also if all come by one socket, and
+// whether they can be read or not.
+func TestOneSocket(t *testing.T) {
+	const many = 4000
+	w := newWorld(t)
+	w.upstream()
+	e := w.open()
+	q, err := new(dns.Msg).SetQuestion("refused.test.", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, send := range [][]byte{q, append(q[:4:4], append([]byte{0, 9}, q[6:]...)...)} { // one that has nine questions
+		w.in(w.guests[w.sandbox(e, i, rules(t, "rules", "one.test"))], func() {
+			c, err := net.Dial("udp4", "8.8.8.8:53")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			begun := time.Now()
+			answers := make(chan int)
+			go func() {
+				n, b := 0, make([]byte, 512)
+				for ; ; n++ {
+					c.SetReadDeadline(time.Now().Add(time.Second)) //nolint:errcheck // shows in the read
+					if _, err := c.Read(b); err != nil {
+						answers <- n
+						return
+					}
+				}
+			}()
+			for range many {
+				c.Write(send) //nolint:errcheck // what is lost is not answered
+			}
+			n := <-answers
+			if most := dnsBurst + int(dnsPerSecond*(time.Since(begun).Seconds()+0.1)); n == 0 || n > most {
+				t.Errorf("%d of %d queries are answered, %d may be", n, many, most)
+			}
+		})
+	}
+}
+
 // TestResolverBuffers: what all sandboxes share is large, what each connection has is not.
 func TestResolverBuffers(t *testing.T) {
 	w := newWorld(t)

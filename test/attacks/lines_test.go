@@ -37,7 +37,9 @@ var lines = []line{
 	{"DNS over HTTPS and over TLS", []string{"what DNS over HTTPS answers", "DNS over TLS at an allowed address"}, ""},
 	{"QUIC", []string{"QUIC to an allowed address"}, ""},
 	{"names of TLS", []string{
-		"another name on an allowed address", "no name in the handshake", "an allowed name at another address", "HTTP/2 to another name",
+		"another name on an allowed address", "another name on an allowed address, at a port of its own",
+		"another name on an allowed address, behind a warning of TLS", "no name in the handshake",
+		"an allowed name at another address", "HTTP/2 to another name",
 		"an address that no allowed name has", "a private address by an allowed name",
 	}, "pkg/egress/heads TestTLSDenied, TestSecondHello"},
 	{"names of HTTP, requests in requests", []string{

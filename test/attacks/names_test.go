@@ -63,6 +63,7 @@ func byName(change func(*wire.CreateRequest)) func(*wire.CreateRequest) {
 		for _, name := range allowedNames {
 			p.Egress = append(p.Egress, wire.NetworkRule{Action: "allow", Target: name})
 		}
+		p.Egress = append(p.Egress, wire.NetworkRule{Action: "allow", Target: "allowed.example", Ports: []any{8443}})
 		r.NetworkPolicy, _ = json.Marshal(p) //nolint:errchkjson // of strings
 	}
 }
@@ -163,6 +164,20 @@ var nameAttacks = []attack{
 		name: "another name on an allowed address", wall: wallHeads, named: true,
 		run: []string{"https", "SHARED:443", "denied.example", "this is denied.example", one("denied.example")}, held: stopped,
 	}.both(without(weak.Proxy)),
+	attack{
+		name: "another name on an allowed address, at a port of its own", wall: wallHeads, named: true,
+		run: []string{
+			"https-leased", "GATEWAY:53", "allowed.example", "SHARED:8443", "denied.example", "this is denied.example", one("denied.example"),
+		}, held: stopped,
+	}.both(without(weak.Proxy)),
+	attack{
+		name: "another name on an allowed address, behind a warning of TLS", wall: "what a server may read as TLS is read so", named: true,
+		run: []string{
+			"https-leased", "GATEWAY:53", "allowed.example", "SHARED:8443", "denied.example", "this is denied.example", one("denied.example"),
+			"1503030002015a",
+		},
+		held: stopped.and("alert-50"),
+	}.both(unproven("what reads the beginning is no wall; pkg/egress/heads TestFirst and FuzzBeginning test it")),
 	attack{
 		name: "another name on an allowed address, in clear text", wall: wallHeads, named: true,
 		run: []string{"http", "SHARED:80", "this is denied.example", one("denied.example")}, held: stopped,

@@ -27,8 +27,8 @@ type Request struct {
 	Host, SNI, Path, Proto string
 }
 
-// web serves every name on every address: by HTTP on port 80, by HTTPS on 443 and, for
-// DNS over TLS, on 853.
+// web serves every name on every address: by HTTP on port 80, by HTTPS on 443, on 8443 and,
+// for DNS over TLS, on 853.
 type web struct {
 	mu       sync.Mutex
 	requests []Request
@@ -57,7 +57,7 @@ func (in *Internet) serveWeb() error {
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true) // with prior knowledge
-	for _, port := range []int{80, 443, 853} {
+	for _, port := range []int{80, 443, 853, 8443} {
 		l, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port))
 		if err != nil {
 			return err

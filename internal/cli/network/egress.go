@@ -148,7 +148,7 @@ func newEgressPatch(p *command.Program) *cobra.Command {
 		Long: `Add rules before the existing rules of sandboxes, in the order in which they are
 given, and print the sandboxes. Existing rules that the new rules cover completely are
 removed.`,
-		Example: `  sandboxctl egress patch --allow pypi.org:443 --allow 198.51.100.7:53/udp lab
+		Example: `  sandboxctl egress patch --allow pypi.org:443 --allow 198.51.100.7:123/udp lab
   sandboxctl egress patch --deny 203.0.113.9 lab
   sandboxctl egress patch --rule allow=203.0.113.0/24 lab`,
 		Args: cobra.MinimumNArgs(1),

@@ -24,7 +24,7 @@ func newEgressExplain(p *command.Program) *cobra.Command {
 command that would allow it. No packet is sent; see egress test. If the sandbox does not
 run, its stored policy answers; names that DNS gave to addresses are not known then.`,
 		Example: `  sandboxctl egress explain lab pypi.org:443
-  sandboxctl egress explain lab 203.0.113.7:53/udp`,
+  sandboxctl egress explain lab 203.0.113.7:123/udp`,
 		Args: cobra.ExactArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			e, err := cl.Policy(args[0]).Explain(ctx, args[1])

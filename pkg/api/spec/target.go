@@ -40,7 +40,7 @@ func (t Target) Rule() string {
 // ParseTarget reads HOST:PORT[/PROTO], or HOST/icmp.
 func (o *Offer) ParseTarget(text string) (t Target, err error) {
 	bad := func(format string, args ...any) (Target, error) {
-		return Target{}, httperr.Invalid("target %q: "+format+"; want HOST:PORT[/PROTO], such as pypi.org:443 or 203.0.113.7:53/udp",
+		return Target{}, httperr.Invalid("target %q: "+format+"; want HOST:PORT[/PROTO], such as pypi.org:443 or 203.0.113.7:123/udp",
 			append([]any{httperr.Clip(text, 80)}, args...)...)
 	}
 	rest, proto, _ := strings.Cut(text, "/")

@@ -197,6 +197,9 @@ const Hidden = "nobody can see the server's name on this port, and a rule denies
 // NoName is why a flow without a readable name is denied.
 const NoName = "no server name was sent, and no rule allows the address"
 
+// NoNameDenied is why such a flow is denied although a rule further on allows the address.
+const NoNameDenied = "no server name was sent, and a rule that denies names comes before those about the address"
+
 // covers reports whether the rule is about f's protocol and port.
 func (r *rule) covers(f Flow) bool {
 	if r.proto != 0 && r.proto != f.Proto {
@@ -324,6 +327,9 @@ func (p *Policy) DecideName(f Flow, name string) (allow bool, why Reason) {
 		allow, why = p.first(f, func(r *rule) bool { unknown = !r.allow; return unknown })
 		if unknown || !allow && why.Cause == ByMode {
 			why = Reason{ByName, NoName}
+			if open, _ := p.first(f, func(*rule) bool { return false }); open {
+				why.Text = NoNameDenied
+			}
 		}
 		return allow, why
 	}
@@ -368,29 +374,35 @@ func (p *Policy) Resolves(name string) (allow bool, why Reason) {
 	return p.mode == record.NetworkOpen, Reason{ByMode, "default"}
 }
 
-// Wildcard returns the wildcard rule by which Resolves allows name, or "".
-func (p *Policy) Wildcard(name string) string {
+// Wildcard returns the wildcard rule without which Resolves would not allow name, or "".
+func (p *Policy) Wildcard(name string) (wildcard string) {
+	if p.mode == record.NetworkOpen {
+		return ""
+	}
 	for i := range p.rules {
-		if r := &p.rules[i]; r.allow && r.name != "" && nameMatches(r.name, name) {
-			if r.name == name {
-				return ""
-			}
-			return r.name
+		switch r := &p.rules[i]; {
+		case !r.allow || r.name == "" || !nameMatches(r.name, name):
+		case r.name == name:
+			return ""
+		case wildcard == "":
+			wildcard = r.name
 		}
 	}
-	return ""
+	return wildcard
 }
 
 // Fixed reports whether no rule of the sandbox could open f to name, because a rule of the
 // host decides before. A rule for a sandbox with the mode none changes that mode.
 func (p *Policy) Fixed(f Flow, name string) bool {
 	inside := f.Dst.IsValid() && Private(f.Dst)
+	// A name that nobody has seen may be any.
+	unseen := name == "" && (p.says(f) || f.hides())
 	for i := range p.rules {
 		r := &p.rules[i]
 		if !r.host {
 			return false
 		}
-		if !r.allow && (r.matchesAddr(f, inside) || r.name != "" && name != "" && r.covers(f) && nameMatches(r.name, name)) {
+		if !r.allow && (r.matchesAddr(f, inside) || r.name != "" && r.covers(f) && (unseen || name != "" && nameMatches(r.name, name))) {
 			return true
 		}
 	}

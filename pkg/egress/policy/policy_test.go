@@ -393,6 +393,31 @@ func TestResolves(t *testing.T) {
 	}
 }
 
+// TestWildcard: what a name below a wildcard may not do is for names that no other rule opens.
+func TestWildcard(t *testing.T) {
+	for _, c := range []struct {
+		mode  record.NetworkMode
+		rules []string
+		want  string
+	}{
+		{"rules", []string{"*.x.test"}, "*.x.test"},
+		{"rules", []string{"*.x.test", "*.test"}, "*.x.test"},
+		{"rules", []string{"*.x.test", "a.x.test"}, ""},
+		{"rules", []string{"a.x.test", "*.x.test"}, ""},
+		{"rules", []string{"*.x.test", "!a.x.test"}, "*.x.test"},
+		{"rules", []string{"b.x.test"}, ""},
+		{"open", []string{"*.x.test"}, ""},
+	} {
+		p, err := Compile(Host{}, rules(t, c.mode, c.rules...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Wildcard("a.x.test"); got != c.want {
+			t.Errorf("%s %v: %q, want %q", c.mode, c.rules, got, c.want)
+		}
+	}
+}
+
 // TestDecideNames: which flows go to the proxy, and what it does with names.
 func TestDecideNames(t *testing.T) {
 	for _, c := range []struct {

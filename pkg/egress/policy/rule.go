@@ -14,7 +14,7 @@ import (
 
 // ParseRule reads an allow rule as people write it:
 //
-//	TARGET[:PORT[-PORT]][/PROTO]    pypi.org:443   *.pypi.org   203.0.113.0/24:443   1.2.3.4:53/udp
+//	TARGET[:PORT[-PORT]][/PROTO]    pypi.org:443   *.pypi.org   203.0.113.0/24:443   1.2.3.4:123/udp
 //
 // TARGET is a name, an address or a CIDR. An address has one spelling only: no leading
 // zeros, no host bits, no IPv6. A name comes back in its normal form. The error says what

@@ -78,6 +78,7 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"impostor":     impostor,
 	"http":         httpRaw,
 	"https":        httpsRaw,
+	"https-leased": httpsLeased,
 	"http2":        http2,
 	"follow":       follow,
 	"doh":          doh,

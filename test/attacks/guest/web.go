@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -35,9 +36,18 @@ func dial(addr string) (net.Conn, error) {
 // secure is dial with TLS. An empty name sends none. Whose certificate comes is nothing
 // that an attacker looks at.
 func secure(addr, name string, protocols ...string) (*tls.Conn, error) {
+	return secureBehind("", addr, name, protocols...)
+}
+
+// secureBehind is secure behind bytes that a server may skip, or take for no part of the
+// handshake.
+func secureBehind(first, addr, name string, protocols ...string) (*tls.Conn, error) {
 	c, err := dial(addr)
 	if err != nil {
 		return nil, err
+	}
+	if first != "" {
+		c = &behind{c, []byte(first)}
 	}
 	s := tls.Client(c, &tls.Config{ServerName: name, InsecureSkipVerify: true, NextProtos: protocols}) //nolint:gosec // as above
 	if err := s.Handshake(); err != nil {
@@ -47,11 +57,28 @@ func secure(addr, name string, protocols ...string) (*tls.Conn, error) {
 	return s, nil
 }
 
+// behind writes some bytes before all others, in one piece with the first of them.
+type behind struct {
+	net.Conn
+	first []byte
+}
+
+func (b *behind) Write(p []byte) (int, error) {
+	if b.first == nil {
+		return b.Conn.Write(p)
+	}
+	n, err := b.Conn.Write(append(b.first, p...))
+	n, b.first = max(n-len(b.first), 0), nil
+	return n, err
+}
+
 // denied is the word for an alert of TLS, or for its like of HTTP/2.
 func denied(err error) error {
 	switch {
 	case strings.Contains(err.Error(), "access denied"):
 		return wordError("alert-49")
+	case strings.Contains(err.Error(), "error decoding message"):
+		return wordError("alert-50")
 	case strings.Contains(err.Error(), "GOAWAY"):
 		return wordError("GOAWAY")
 	}
@@ -77,6 +104,24 @@ func httpsRaw(args []string) (string, error) {
 	}
 	defer c.Close()
 	return exchange(c, args[2], args[3])
+}
+
+// httpsLeased is httpsRaw to an address of an allowed name, after a lookup of that: server of
+// DNS, allowed name, and the arguments of httpsRaw. A last one is hexadecimal, and sent first.
+func httpsLeased(args []string) (string, error) {
+	if more, err := lookup([]string{"udp", args[0], args[1]}); err != nil {
+		return more, err
+	}
+	first, err := hex.DecodeString(strings.Join(args[6:], ""))
+	if err != nil {
+		return "", err
+	}
+	c, err := secureBehind(string(first), args[2], args[3])
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	return exchange(c, args[4], args[5])
 }
 
 func exchange(c net.Conn, want, requests string) (string, error) {
