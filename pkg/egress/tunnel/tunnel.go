@@ -2,7 +2,9 @@
 // names below it that anybody asks for. So where a rule allows all names below one, each new
 // name carries data out.
 //
-// A repeated name carries nothing new, and costs nothing.
+// A repeated name costs nothing. What surprises: it carries a little all the same, up to 11
+// bits by its place in the order, if the owner keeps it out of caches by a TTL of 0. The rate
+// of queries bounds that to some 16 KiB a minute.
 package tunnel
 
 import (

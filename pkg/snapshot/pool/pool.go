@@ -78,7 +78,7 @@ type Driver interface {
 
 // A Filler is a Driver whose blocks are slow at their first write.
 type Filler interface {
-	// Fill writes to the free blocks, all but a quarter of the pool, while it does not
+	// Fill writes to the free blocks, all but 30 to 44 % of the pool, while it does not
 	// disturb sandboxes. It returns at once when ctx ends.
 	Fill(ctx context.Context) error
 	// Held returns how many bytes a Fill that goes on has taken. It gives them back when
