@@ -60,8 +60,8 @@ func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanat
 	switch {
 	case x.Resolver:
 		out.Verdict = wire.VerdictAllow
-		out.Reason = "every query to port 53 goes to sandboxd's resolver, which answers for the names that the rules allow; no rule about " +
-			"port 53 changes that"
+		out.Reason = "every query to port 53 goes to sandboxd's resolver, which answers for the names that the rules allow; " +
+			"no rule about port 53 changes that"
 		return out
 	case x.Allowed && x.Rule == byDefault:
 		out.Verdict, out.Reason = wire.VerdictAllow, byName+"no rule matches, and the default is to allow"

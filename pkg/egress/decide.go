@@ -185,8 +185,8 @@ func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o heads.Op
 	// no harm if it is one of the name.
 	addrs, err := p.e.Resolve(ctx, s, o.Name)
 	if err != nil {
-		return false, why, fmt.Errorf("sandboxd cannot find out whether %s is an address of %s, so it does not connect; try again: %w", f.Dst,
-			o.Name, err)
+		return false, why, fmt.Errorf("sandboxd cannot find out whether %s is an address of %s, so it does not connect; try again: %w",
+			f.Dst, o.Name, err)
 	}
 	if slices.Contains(addrs, f.Dst) {
 		return true, why, nil

@@ -167,13 +167,15 @@ var nameAttacks = []attack{
 	attack{
 		name: "another name on an allowed address, at a port of its own", wall: wallHeads, named: true,
 		run: []string{
-			"https-leased", "GATEWAY:53", "allowed.example", "SHARED:8443", "denied.example", "this is denied.example", one("denied.example"),
+			"https-leased", "GATEWAY:53", "allowed.example",
+			"SHARED:8443", "denied.example", "this is denied.example", one("denied.example"),
 		}, held: stopped,
 	}.both(without(weak.Proxy)),
 	attack{
 		name: "another name on an allowed address, behind a warning of TLS", wall: "what a server may read as TLS is read so", named: true,
 		run: []string{
-			"https-leased", "GATEWAY:53", "allowed.example", "SHARED:8443", "denied.example", "this is denied.example", one("denied.example"),
+			"https-leased", "GATEWAY:53", "allowed.example",
+			"SHARED:8443", "denied.example", "this is denied.example", one("denied.example"),
 			"1503030002015a",
 		},
 		held: stopped.and("alert-50"),

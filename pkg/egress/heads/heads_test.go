@@ -716,7 +716,9 @@ func TestFirst(t *testing.T) {
 		},
 		// crypto/tls takes both for the beginning of a handshake.
 		"a record of version 2.0": {mute, []string{""}, "\x16\x02\x00" + denied[3:], string(alertMalformed), []string{"1 ", "7 "}},
-		"behind a warning":        {mute, []string{""}, "\x15\x03\x03\x00\x02\x01\x5a" + denied, string(alertMalformed), []string{"1 ", "7 "}},
+		"behind a warning": {
+			mute, []string{""}, "\x15\x03\x03\x00\x02\x01\x5a" + denied, string(alertMalformed), []string{"1 ", "7 "},
+		},
 		"HTTP with odd spaces":    {mute, []string{""}, "GET\x1c/\xa0HTTP/1.1\r\nHost: other.test\r\n\r\n", "HTTP/1.1 40", nil},
 		"HTTP behind empty lines": {mute, []string{""}, "\r\n\r\nGET / HTTP/1.1\r\nHost: other.test\r\n\r\n", "HTTP/1.1 40", nil},
 	} {
