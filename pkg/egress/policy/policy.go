@@ -49,8 +49,20 @@ type rule struct {
 	first, last uint16       // ports; 0, 0: all
 	proto       uint8        // 0: all
 	private     bool         // an allow rule that names a private range, or part of one
+	when        *condition   // nil: not only some requests
 	text        string
 }
+
+// same reports whether two rules are equal.
+func (r rule) same(o rule) bool {
+	equal := r.when.equal(o.when)
+	r.when, o.when = nil, nil
+	return equal && r == o
+}
+
+// unseen reports whether a rule by name decides where nobody sees the requests: one that is
+// about requests may deny them then, and does not allow them.
+func (r *rule) unseen() bool { return r.when == nil || !r.allow }
 
 // protocols are the protocols that a rule may name.
 var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "icmp": unix.IPPROTO_ICMP}
@@ -126,7 +138,16 @@ func (p *Policy) add(i int, r record.Rule, host bool) error {
 		return errs.New(errs.Invalid, "network rule %d: ports %d-%d are not valid for protocol %q", i+1, r.Ports[0],
 			r.Ports[1], r.Proto)
 	}
-	out := rule{allow: r.Allow, host: host, first: r.Ports[0], last: r.Ports[1], proto: proto, text: r.String()}
+	when, err := compileRequests(r.Requests)
+	switch {
+	case err != nil:
+		return errs.New(errs.Invalid, "network rule %d: requests: %s", i+1, err)
+	case when != nil && (r.Name == "" || host):
+		return errs.New(errs.Invalid, "network rule %d is about requests: such a rule needs a name, and is not for a whole host", i+1)
+	case when != nil && r.Proto != "" && proto != unix.IPPROTO_TCP:
+		return errs.New(errs.Invalid, "network rule %d is about requests, and protocol %q: requests come by tcp", i+1, r.Proto)
+	}
+	out := rule{allow: r.Allow, host: host, first: r.Ports[0], last: r.Ports[1], proto: proto, when: when, text: r.String()}
 	if host {
 		out.text = "host: " + out.text
 	}
@@ -314,7 +335,7 @@ func (p *Policy) DecideLeased(f Flow, leased []string) (allow bool, why Reason) 
 // SomeName reports whether there is a name by which the policy would allow f.
 func (p *Policy) SomeName(f Flow) bool {
 	opens := opensByName(f)
-	allow, _ := p.first(f, func(r *rule) bool { return r.allow && opens })
+	allow, _ := p.first(f, func(r *rule) bool { return r.allow && opens && r.when == nil })
 	return allow
 }
 
@@ -338,7 +359,7 @@ func (p *Policy) DecideName(f Flow, name string) (allow bool, why Reason) {
 
 func (p *Policy) decideAs(f Flow, name string) (allow bool, why Reason) {
 	opens := opensByName(f)
-	return p.first(f, func(r *rule) bool { return (!r.allow || opens) && nameMatches(r.name, name) })
+	return p.first(f, func(r *rule) bool { return (!r.allow || opens) && nameMatches(r.name, name) && r.unseen() })
 }
 
 // first answers by the first rule that matches f, where named tells which rules by name do.
@@ -367,7 +388,7 @@ func (p *Policy) Resolves(name string) (allow bool, why Reason) {
 	}
 	for i := range p.rules {
 		r := &p.rules[i]
-		if r.name != "" && nameMatches(r.name, name) && (r.allow || r.last == 0 && r.proto == 0) {
+		if r.name != "" && nameMatches(r.name, name) && (r.allow || r.last == 0 && r.proto == 0 && r.when == nil) {
 			return r.allow, Reason{ByRule, r.text}
 		}
 	}
@@ -418,7 +439,7 @@ func (p *Policy) Loosens(old *Policy) bool {
 	mine, theirs := p.rules, old.rules
 	for len(theirs) > 0 {
 		switch {
-		case len(mine) > 0 && mine[0] == theirs[0]:
+		case len(mine) > 0 && mine[0].same(theirs[0]):
 			mine, theirs = mine[1:], theirs[1:]
 		case len(mine) > 0 && mine[0].allow:
 			mine = mine[1:]

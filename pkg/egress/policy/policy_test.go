@@ -180,6 +180,9 @@ func (r space) rule(names bool) record.Rule {
 	} else {
 		rule.Prefix = netip.PrefixFrom(r.addr(), []int{0, 5, 7, 8, 24, 29, 32}[r.IntN(7)]).Masked()
 	}
+	if rule.Name != "" && (rule.Proto == "" || rule.Proto == "tcp") && r.IntN(3) == 0 {
+		rule.Requests = r.requests()
+	}
 	if rule.Proto != "icmp" && r.IntN(2) == 0 {
 		first := somePorts[r.IntN(len(somePorts))]
 		rule.Ports = [2]uint16{first, first + uint16(r.IntN(3))}
@@ -232,6 +235,7 @@ func TestNamesByTheBook(t *testing.T) {
 		all := record.Network{Mode: n.Mode}
 		for range r.IntN(3) {
 			deny, allow := r.rule(true), r.rule(true)
+			deny.Requests, allow.Requests = nil, nil // not for a whole host
 			host.Deny, host.Allow = append(host.Deny, deny), append(host.Allow, allow)
 		}
 		for _, rule := range host.Deny {
@@ -345,8 +349,8 @@ func byTheBook(n record.Network, f Flow, name string) bool {
 		case r.Name != "":
 			below, wild := strings.CutPrefix(r.Name, "*.")
 			matches := wild && strings.HasSuffix(name, "."+below) || !wild && name == r.Name
-			if !matches && (r.Allow || name != hidden) {
-				continue
+			if !matches && (r.Allow || name != hidden) || r.Allow && r.Requests != nil {
+				continue // of requests that nobody sees, a rule may deny some, and allows none
 			}
 			if r.Allow && (hides || inTen) {
 				continue

@@ -272,6 +272,26 @@ type Rule struct {
 	Prefix netip.Prefix `json:"prefix"`
 	Ports  [2]uint16    `json:"ports"` // first and last
 	Proto  string       `json:"proto,omitempty"`
+	// Requests, if not nil, narrows a rule by name to some requests of HTTP.
+	Requests *Requests `json:"requests,omitempty"`
+}
+
+// Requests are requests of HTTP: those with one of the methods and a path that one of the
+// patterns matches. No methods: every method. No paths: every path.
+type Requests struct {
+	Methods []string `json:"methods,omitempty"`
+	Paths   []string `json:"paths,omitempty"`
+}
+
+func (q *Requests) String() string {
+	s := "requests"
+	if len(q.Methods) > 0 {
+		s = strings.Join(q.Methods, ",")
+	}
+	if len(q.Paths) > 0 {
+		s += " " + strings.Join(q.Paths, ",")
+	}
+	return s
 }
 
 func (r Rule) String() string {
@@ -288,6 +308,9 @@ func (r Rule) String() string {
 	}
 	if r.Proto != "" {
 		s += "/" + r.Proto
+	}
+	if r.Requests != nil {
+		s += " " + r.Requests.String()
 	}
 	return s
 }

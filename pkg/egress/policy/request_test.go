@@ -1,0 +1,279 @@
+package policy
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+var (
+	someMethods = []string{"GET", "POST", "DELETE"}
+	somePaths   = []string{"/", "/a", "/a/b", "/b/a", "/a%2Fb"}
+	someGlobs   = []string{"*", "/*", "/a", "/a/*", "/*/b", "/*a*", "/a%2Fb"}
+)
+
+func (r space) requests() *record.Requests {
+	q := &record.Requests{}
+	for range r.IntN(3) {
+		q.Methods = append(q.Methods, someMethods[r.IntN(len(someMethods))])
+	}
+	for range r.IntN(3) {
+		q.Paths = append(q.Paths, someGlobs[r.IntN(len(someGlobs))])
+	}
+	return q
+}
+
+// globbed is what the documents say of patterns: a star is any text.
+func globbed(pattern, s string) bool {
+	if pattern == "" || s == "" {
+		return strings.Trim(pattern, "*") == "" && s == ""
+	}
+	if pattern[0] == '*' {
+		return globbed(pattern[1:], s) || globbed(pattern, s[1:])
+	}
+	return pattern[0] == s[0] && globbed(pattern[1:], s[1:])
+}
+
+// requestByTheBook reads the rules one by one, with the request known.
+func requestByTheBook(n record.Network, f Flow, name string, q Request) bool {
+	known := record.Network{Mode: n.Mode}
+	for _, r := range n.Rules {
+		if r.Requests != nil {
+			about := len(r.Requests.Methods) == 0 || slices.Contains(r.Requests.Methods, q.Method)
+			paths := r.Requests.Paths
+			if !about || len(paths) > 0 && !slices.ContainsFunc(paths, func(g string) bool { return globbed(g, q.Path) }) {
+				continue
+			}
+			r.Requests = nil
+		}
+		known.Rules = append(known.Rules, r)
+	}
+	return byTheBook(known, f, name)
+}
+
+// TestRequestsByTheBook: requests are decided on as the rules read, and where they are not
+// inspected it does not matter what they are.
+func TestRequestsByTheBook(t *testing.T) {
+	r := space{rand.New(rand.NewPCG(7, 8))}
+	inspected, not := 0, 0
+	for range 1000 {
+		n := r.network(true)
+		for i := range n.Rules {
+			if rule := &n.Rules[i]; rule.Name != "" && (rule.Proto == "" || rule.Proto == "tcp") && r.IntN(2) == 0 {
+				rule.Requests = r.requests()
+			}
+		}
+		p, err := Compile(Host{}, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 8 {
+			f := r.flow()
+			f.Proto, f.Port = unix.IPPROTO_TCP, []uint16{80, 443, 444}[r.IntN(3)]
+			for _, name := range someNames {
+				inspects := p.Inspects(f, name)
+				unseen, _ := p.DecideName(f, name)
+				verdicts := map[bool]bool{}
+				for _, method := range append(someMethods, "PATCH") {
+					for _, path := range somePaths {
+						q := Request{method, path}
+						want := requestByTheBook(n, f, name, q)
+						if slashed := strings.ReplaceAll(path, "%2F", "/"); slashed != path {
+							want = want && requestByTheBook(n, f, name, Request{method, slashed})
+						}
+						got, why := p.DecideRequest(f, name, q)
+						if got != want {
+							t.Fatalf("%v: %v to %s: %v: %v (%s)", n, f, name, q, got, why.Text)
+						}
+						verdicts[got] = true
+						if got && unseen == false && p.says(f) && !inspects {
+							t.Fatalf("%v: %v to %s: %v is allowed, and nobody inspects it", n, f, name, q)
+						}
+					}
+				}
+				switch {
+				case !p.says(f):
+					if inspects {
+						t.Fatalf("%v: %v to %s is inspected, and nobody says names there", n, f, name)
+					}
+				case inspects:
+					inspected++
+					if unseen && verdicts[false] {
+						t.Fatalf("%v: %v to %s passes unseen, and some request is denied", n, f, name)
+					}
+				default:
+					not++
+					if len(verdicts) != 1 || !verdicts[unseen] {
+						t.Fatalf("%v: %v to %s is not inspected: %v unseen, and %v", n, f, name, unseen, verdicts)
+					}
+				}
+				if first, _ := p.Decide(f, []string{name}); first != Proxy && inspects {
+					t.Fatalf("%v: %v to %s is inspected, and the first packet says %v", n, f, name, first)
+				}
+				if ok, _ := p.Resolves(name); !ok && verdicts[true] && !Private(f.Dst) && n.Mode != record.NetworkOpen &&
+					!slices.ContainsFunc(n.Rules, func(r record.Rule) bool { return r.Allow && r.Prefix.IsValid() }) {
+					t.Fatalf("%v: %v to %s: requests are allowed, and DNS does not answer", n, f, name)
+				}
+			}
+		}
+	}
+	if inspected < 500 || not < 5000 {
+		t.Errorf("the random policies inspect %d times, and %d times not", inspected, not)
+	}
+}
+
+func TestRequestPath(t *testing.T) {
+	for in, want := range map[string]string{
+		"/":                 "/",
+		"/a/b/":             "/a/b/",
+		"/%61%2d%7E":        "/a-~",
+		"/a%20b":            "/a%20b",
+		"/%c3%a9":           "/%C3%A9",
+		"/@scope%2fname":    "/@scope%2Fname",
+		"/100%25":           "/100%25",
+		"/a;v=1/b":          "/a;v=1/b",
+		"/...":              "/...",
+		"/a.b/..c":          "/a.b/..c",
+		"/!$&'()*+,;=:@-._": "/!$&'()*+,;=:@-._",
+	} {
+		got, err := RequestPath(in)
+		if err != nil || got != want {
+			t.Errorf("RequestPath(%q) = %q, %v, want %q", in, got, err, want)
+		}
+	}
+	for _, in := range []string{
+		"", "*", "a", "http://x/", "//", "//a", "/a//b", "/.", "/..", "/a/../b", "/a/./b", "/%2e%2e/b", "/a/%2E", "/..%2fb", "/a%2f..",
+		"/a%2f%2fb", "/%5c", "/a\\b", "/%00", "/%0d%0a", "/%7f", "/a b", "/\x01", "/é", "/%", "/%2", "/%zz", "/%+1", "/%252e", "/%252fb", "/..;/b",
+		"/.;x/b", "/a%2f..;b", "/;/b/..;", "/a?b", "/a#b",
+	} {
+		if got, err := RequestPath(in); err == nil {
+			t.Errorf("RequestPath(%q) = %q", in, got)
+		}
+	}
+}
+
+func TestPattern(t *testing.T) {
+	for _, in := range []string{"", "a", "**", "*a", "/a?b", "/a#b", "/..", "/a//b", "/%61", "/%2f", "/a b", "/" + strings.Repeat("a", maxPattern)} {
+		if p, err := ParsePattern(in); err == nil {
+			t.Errorf("ParsePattern(%.20q) = %v", in, p)
+		}
+	}
+	r := rand.New(rand.NewPCG(9, 10))
+	text := func(of string) string {
+		b := []byte("/")
+		for range r.IntN(8) {
+			b = append(b, of[r.IntN(len(of))])
+		}
+		return string(b)
+	}
+	matches := 0
+	for range 200_000 {
+		glob, s := text("ab*"), text("ab")
+		p, err := ParsePattern(glob)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Match(s); got != globbed(glob, s) {
+			t.Fatalf("%q matches %q: %v", glob, s, got)
+		} else if got {
+			matches++
+		}
+	}
+	if matches < 10_000 {
+		t.Errorf("only %d matches", matches)
+	}
+}
+
+// TestPatternCost: a pattern that would make a matcher that tries all places take hours.
+func TestPatternCost(t *testing.T) {
+	p, err := ParsePattern("/" + strings.Repeat("a*", 500) + "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	if p.Match("/" + strings.Repeat("a", 16<<10)) {
+		t.Error("it matches")
+	}
+	if took := time.Since(begun); took > time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+func TestCompileRefusesRequests(t *testing.T) {
+	name, addr := record.Rule{Name: "a.test"}, record.Rule{Prefix: netip.MustParsePrefix("1.2.3.4/32")}
+	with := func(r record.Rule, q record.Requests) record.Rule { r.Requests = &q; return r }
+	udp := name
+	udp.Proto = "udp"
+	for _, r := range []record.Rule{
+		with(addr, record.Requests{}),
+		with(udp, record.Requests{}),
+		with(name, record.Requests{Methods: []string{"get"}}),
+		with(name, record.Requests{Methods: []string{""}}),
+		with(name, record.Requests{Methods: []string{"CONNECT"}}),
+		with(name, record.Requests{Methods: []string{"TRACE"}}),
+		with(name, record.Requests{Methods: make([]string, maxMethods+1)}),
+		with(name, record.Requests{Paths: []string{"a"}}),
+		with(name, record.Requests{Paths: make([]string, maxPaths+1)}),
+	} {
+		if _, err := Compile(Host{}, record.Network{Mode: record.NetworkRules, Rules: []record.Rule{r}}); err == nil {
+			t.Errorf("%+v is compiled", r)
+		}
+	}
+	q := with(name, record.Requests{Methods: []string{"GET", "HEAD"}, Paths: []string{"/repos/*"}})
+	if _, err := Compile(Host{Deny: []record.Rule{q}}, record.Network{Mode: record.NetworkRules}); err == nil {
+		t.Error("a rule of the host about requests is compiled")
+	}
+}
+
+// TestPermits: what an answer to a denied request may name.
+func TestPermits(t *testing.T) {
+	q := record.Rule{Allow: true, Name: "a.test", Requests: &record.Requests{Methods: []string{"GET", "HEAD"}, Paths: []string{"/repos/*"}}}
+	other := record.Rule{Allow: true, Name: "b.test"}
+	p, err := Compile(Host{}, record.Network{Mode: record.NetworkRules, Rules: []record.Rule{q, other, q}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := Flow{Dst: netip.MustParseAddr("1.2.3.4"), Proto: unix.IPPROTO_TCP, Port: 443}
+	for most, want := range map[int]int{1: 1, 9: 2} {
+		got := p.Permits(f, "a.test", most)
+		if len(got) != want || got[0] != "allow a.test GET,HEAD /repos/*" {
+			t.Errorf("Permits(%d) = %q", most, got)
+		}
+	}
+}
+
+// FuzzRequestPath: what is accepted has one form, and no reading of it leaves its segments.
+func FuzzRequestPath(f *testing.F) {
+	for _, s := range []string{"/", "/a/%2e%2e/b", "/%2f", "/a;b/..;/c", "/%25", "/%2525", "/*", "/a%c3%a9"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, in string) {
+		got, err := RequestPath(in)
+		if err != nil {
+			return
+		}
+		if again, err := RequestPath(got); err != nil || again != got {
+			t.Fatalf("%q becomes %q, and that %q, %v", in, got, again, err)
+		}
+		was, err := url.PathUnescape(in)
+		is, err2 := url.PathUnescape(got)
+		if err != nil || err2 != nil || was != is {
+			t.Fatalf("%q means %q, and %q means %q (%v, %v)", in, was, got, is, err, err2)
+		}
+		if clean := path.Clean(is); clean != is && clean+"/" != is {
+			t.Fatalf("%q means %q, which is %q", in, is, clean)
+		}
+		if twice, err := url.PathUnescape(is); err == nil && twice != is {
+			t.Fatalf("%q is escaped twice: %q, %q", in, is, twice)
+		}
+	})
+}
