@@ -222,7 +222,8 @@ func parse(path string, text []byte) (*Key, error) {
 		}
 		is := idOf(key[:])
 		if named && is != string(id) {
-			return nil, fmt.Errorf("key file %s, line %d: the key is not the one that the line begins with, but %s: %s", path, n+1, is, lost)
+			return nil, fmt.Errorf("key file %s, line %d: the key is not the one that the line begins with, but %s: %s", path, n+1, is,
+				lost)
 		}
 		if slices.Contains(k.ids, is) {
 			continue

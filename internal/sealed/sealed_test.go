@@ -166,7 +166,8 @@ func TestPurpose(t *testing.T) {
 	k := keyOf(t, keyA)
 	sealed := k.Seal(purpose, []byte("a secret"))
 	for _, other := range []string{"", "vault/dbbbbbbbbbbb", purpose + "/", purpose[:len(purpose)-1], "\x00" + purpose} {
-		if got, err := k.Unseal(other, sealed); got != nil || !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "something else") {
+		got, err := k.Unseal(other, sealed)
+		if got != nil || !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "something else") {
 			t.Errorf("%q: %q, %v", other, got, err)
 		}
 	}
@@ -236,7 +237,8 @@ func TestPrinted(t *testing.T) {
 	for n := range 2 {
 		key := k.keys.at(n)
 		for what, form := range map[string]string{
-			"raw": string(key[:4]), "hex": hex.EncodeToString(key[:4]), "a list": fmt.Sprint(key[:4])[1:15], "Go": fmt.Sprintf("%#v", key[:4])[7:20],
+			"raw": string(key[:4]), "hex": hex.EncodeToString(key[:4]), "a list": fmt.Sprint(key[:4])[1:15],
+			"Go": fmt.Sprintf("%#v", key[:4])[7:20],
 		} {
 			if strings.Contains(text, form) {
 				t.Errorf("key %d is printed, %s", n, what)
@@ -300,7 +302,9 @@ func TestUnlocked(t *testing.T) {
 	<-done
 }
 
-func contains(all []string, s string) bool { return strings.Contains(" "+strings.Join(all, " ")+" ", " "+s+" ") }
+func contains(all []string, s string) bool {
+	return strings.Contains(" "+strings.Join(all, " ")+" ", " "+s+" ")
+}
 
 // mapping is the line of /proc/self/smaps, of the mapping that has the page of k, that
 // begins with a word.
