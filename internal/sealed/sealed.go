@@ -18,12 +18,13 @@
 //
 // # What is not promised
 //
-// The key is in locked memory that is in no core dump, and no method prints it. That does
-// not hold for secrets: Seal reads them from, and Unseal returns them in, memory of Go,
-// which may go to swap, and which the garbage collector frees without clearing it. The
-// cipher's copies of derived keys, each good for one message, are there, too. Against
-// cores there is LimitCORE=1 of the unit; against swap a host has none, or encrypts it.
-// Root and whoever may trace the daemon can read all.
+// No method prints a key, and its lasting copy is in a page of memory that does not go to
+// swap or into a core dump. All else is in Go's memory, which may, and which the garbage
+// collector frees without clearing it: secrets, in what Seal reads and Unseal returns, and
+// traces of keys, in buffers of SHA-256 and AES that Go's library allocates for each call.
+// Cores of the service are turned off by LimitCORE=1 of its unit. Swap is the host's
+// business: a host that cannot trust its disk has none, or encrypts it. Root, and whoever
+// may trace the daemon, can read everything.
 package sealed
 
 import (
@@ -76,7 +77,8 @@ const (
 
 // The causes of Unseal's errors.
 var (
-	// ErrOtherKey: the key that sealed it is not here. It may be brought.
+	// ErrOtherKey: the key that sealed it is not here. It may be brought. If its ID is what
+	// was damaged, there is no such key.
 	ErrOtherKey = errors.New("the key that sealed it is missing")
 	// ErrDamaged: it is not what Seal has made for this purpose.
 	ErrDamaged = errors.New("it is damaged")
