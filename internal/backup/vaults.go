@@ -64,9 +64,9 @@ func (v *Vaults) add(vault record.Vault, key *sealed.Key) {
 	}
 }
 
-// Problems says, a line for each cause, which vaults do not open and what to do; it is
-// empty if all open. file is where further keys go: sealed.Key.From.
-func (v Vaults) Problems(file string) (lines []string) {
+// Problems says, a line for each cause, which vaults do not open with key and what to do.
+// It is empty if all open.
+func (v Vaults) Problems(key *sealed.Key) (lines []string) {
 	add := func(ids []string, why string) {
 		if len(ids) == 0 {
 			return
@@ -79,7 +79,7 @@ func (v Vaults) Problems(file string) (lines []string) {
 			errs.Count(len(ids), "sandbox", "sandboxes"), text, why))
 	}
 	for _, id := range slices.Sorted(maps.Keys(v.Foreign)) {
-		add(v.Foreign[id], fmt.Sprintf("key %s, which sealed them, is missing; %s", id, sealed.Bring(file)))
+		add(v.Foreign[id], fmt.Sprintf("key %s, which sealed them, is missing; %s", id, key.Bring()))
 	}
 	add(v.Newer, "a newer sandboxd sealed them; start that one")
 	add(v.Damaged, "they are damaged; delete and set them again, or restore an older backup")
@@ -90,8 +90,9 @@ func (v Vaults) Problems(file string) (lines []string) {
 const named = 10
 
 // NeedsKeys says which keys the vaults of a backup need that this host does not have, for
-// the one who restores it; empty if there are none. A nil key is that of a host without.
-func NeedsKeys(f store.Facts, key *sealed.Key, file string) string {
+// the one who restores it; empty if there are none. If key is nil, no key of this host is
+// known, and all are named.
+func NeedsKeys(f store.Facts, key *sealed.Key) string {
 	missing := slices.Clone(f.VaultKeys)
 	if key != nil {
 		missing = slices.DeleteFunc(missing, func(id string) bool { return slices.Contains(key.IDs(), id) })
@@ -100,7 +101,7 @@ func NeedsKeys(f store.Facts, key *sealed.Key, file string) string {
 		return ""
 	}
 	return fmt.Sprintf("the backup has %s, but no keys, and this host does not have key %s; the vaults are kept, and open once it does: %s",
-		errs.Count(f.Vaults, "encrypted vault", "encrypted vaults"), strings.Join(missing, ", key "), sealed.Bring(file))
+		errs.Count(f.Vaults, "encrypted vault", "encrypted vaults"), strings.Join(missing, ", key "), key.Bring())
 }
 
 // Reseal seals anew, with the first key, what older ones have sealed, and returns how many

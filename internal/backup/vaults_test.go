@@ -159,12 +159,12 @@ func TestVaultsElsewhere(t *testing.T) {
 	if got := to.check(t); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v; want %+v", got, want)
 	}
-	lines := to.check(t).Problems(to.key.From())
+	lines := to.check(t).Problems(to.key)
 	says := []string{"2 sandboxes (" + a + ", " + b + ")", "are kept", "key " + from.key.ID(), "at the end of " + to.key.From()}
 	if len(lines) != 1 {
 		t.Fatalf("%d lines: %q", len(lines), lines)
 	}
-	note := NeedsKeys(facts, to.key, to.key.From())
+	note := NeedsKeys(facts, to.key)
 	for _, s := range says {
 		if !strings.Contains(lines[0], s) {
 			t.Errorf("%s\nwant %q in it", lines[0], s)
@@ -175,10 +175,10 @@ func TestVaultsElsewhere(t *testing.T) {
 			t.Errorf("%s\nwant %q in it", note, s)
 		}
 	}
-	if note := NeedsKeys(facts, from.key, from.key.From()); note != "" {
+	if note := NeedsKeys(facts, from.key); note != "" {
 		t.Errorf("on the host with the key: %s", note)
 	}
-	if note := NeedsKeys(facts, nil, "file"); !strings.Contains(note, from.key.ID()) {
+	if note := NeedsKeys(facts, nil); !strings.Contains(note, from.key.ID()) {
 		t.Errorf("on a host without a key: %q", note)
 	}
 	if _, err := to.secret(t, a); !errors.Is(err, sealed.ErrOtherKey) {
@@ -207,7 +207,7 @@ func TestVaultsElsewhere(t *testing.T) {
 	if got, want := to.check(t), (Vaults{Open: []string{a, c}, Foreign: map[string][]string{}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v; want %+v", got, want)
 	}
-	if lines := to.check(t).Problems(to.key.From()); len(lines) > 0 {
+	if lines := to.check(t).Problems(to.key); len(lines) > 0 {
 		t.Errorf("%q", lines)
 	}
 	if got, err := to.secret(t, a); err != nil || got != "sk-live-of-a" {
@@ -303,10 +303,10 @@ func TestVaultsBroken(t *testing.T) {
 		!slices.Equal(v.Newer, []string{"dnewer"}) || !slices.Equal(v.Damaged, []string{"dchanged", "dcut", "dempty", "dswapped"}) {
 		t.Errorf("%+v", v)
 	}
-	text := strings.Join(v.Problems("the-file"), "\n")
+	text := strings.Join(v.Problems(h.key), "\n")
 	for _, want := range []string{
 		"1 sandbox (dforeign)", "12 sandboxes (dfar00, ", "dfar09 and 2 more)", "1 sandbox (dnewer) are kept and cannot be opened: a newer",
-		"4 sandboxes (dchanged, dcut, dempty, dswapped)", "at the end of the-file",
+		"4 sandboxes (dchanged, dcut, dempty, dswapped)", "at the end of " + h.key.From(),
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)

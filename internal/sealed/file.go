@@ -44,7 +44,11 @@ func Open(credentials, file string) (*Key, error) {
 		path := filepath.Join(credentials, Credential)
 		text, err := read(path)
 		if err == nil {
-			return parse(path, text)
+			k, err := parse(path, text)
+			if err == nil {
+				k.credential = true
+			}
+			return k, err
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return nil, err

@@ -62,6 +62,10 @@ func TestCredential(t *testing.T) {
 	if err != nil || k.From() != path || k.ID() != keyOf(t, keyA).ID() {
 		t.Fatalf("%v, %v", k, err)
 	}
+	_, err = k.Unseal(purpose, keyOf(t, keyB).Seal(purpose, nil))
+	if !errors.Is(err, ErrOtherKey) || !strings.Contains(err.Error(), "at the end of the file that the credential sandboxd.key") {
+		t.Errorf("with another key: %v", err)
+	}
 	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the file was made beside the credential: %v", err)
 	}

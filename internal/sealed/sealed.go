@@ -89,10 +89,11 @@ var (
 // A Key seals with its first key and opens with all. Its methods may be called
 // concurrently. It is good until the process ends; nothing prints it but its ID.
 type Key struct {
-	from     string // the file
-	keys     *page  // one key behind the other
-	ids      []string
-	unlocked error
+	from       string // the file
+	credential bool   // it is a credential of the service
+	keys       *page  // one key behind the other
+	ids        []string
+	unlocked   error
 }
 
 // ID names the key that seals: 16 hex digits that are derived from it. They are no
@@ -135,7 +136,7 @@ func (k *Key) Unseal(purpose string, sealed []byte) ([]byte, error) {
 	i := slices.Index(k.ids, id)
 	if i < 0 {
 		return nil, fmt.Errorf("open %s: %w: it is key %s, and %s has %s; %s", purpose, ErrOtherKey, id, k.from,
-			strings.Join(k.ids, ", "), Bring(k.from))
+			strings.Join(k.ids, ", "), k.Bring())
 	}
 	head, rest := sealed[:headSize], sealed[headSize:]
 	secret, err := k.cipher(i, head[1+idSize:]).Open(nil, make([]byte, 12), rest, additional(head, purpose))
@@ -172,10 +173,18 @@ func KeyID(sealed []byte) (string, error) {
 	return hex.EncodeToString(sealed[1 : 1+idSize]), nil
 }
 
-// Bring says how a missing key is added to the key file.
-func Bring(file string) string {
-	return fmt.Sprintf("add the line of that key, which is in the key file of the host that sealed it, at the end of %s, and start "+
-		"sandboxd again", file)
+// Bring says how a missing key is added to those of k, or, if k is nil, of a host whose
+// key is not known.
+func (k *Key) Bring() string {
+	to := "the key file of this host"
+	switch {
+	case k != nil && k.credential:
+		to = "the file that the credential " + Credential + " of the service is made of"
+	case k != nil:
+		to = k.from
+	}
+	return "add the line of that key, which is in the key file of the host that sealed it, at the end of " + to +
+		", and start sandboxd again"
 }
 
 // cipher is the cipher of the one value with that salt.

@@ -275,7 +275,8 @@ func TestUpgradeOfPolicies(t *testing.T) {
 	path, _ := readRelease(t, "testdata/release-2")
 	before := func(path string) (*DB, error) { return openWith(path, Options{}, migrations[:4]) }
 	edit(t, path, func(tx *bbolt.Tx) error { // as the fourth migration
-		return errors.Join(migrations[3](tx), tx.Bucket(bucketMeta).Put(keySchema, []byte("4")))
+		prepared := record.Record{ID: "dppppppppppp", State: record.Prepared}
+		return errors.Join(migrations[3](tx), tx.Bucket(bucketMeta).Put(keySchema, []byte("4")), write(tx, prepared))
 	})
 	if err := MarkRestored(path, "a backup"); err != nil { // which releases prepared slots, without a bucket of vaults
 		t.Fatal(err)
