@@ -7,7 +7,9 @@
 //
 // What surprises: it holds no file of any sandbox and no image layer. It holds the
 // records of sandboxd, not the data of sandboxes. It is secret: it has the environments
-// of the sandboxes and the tokens of their agents.
+// of the sandboxes and the tokens of their agents. The vaults of sandboxes are in it as
+// they are in the store, encrypted, and the key is not: on another host they open once
+// the key is there, too (vaults.go).
 package backup
 
 import (

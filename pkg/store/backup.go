@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"go.etcd.io/bbolt"
 
+	"github.com/sandboxd/sandboxd/internal/sealed"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -33,6 +35,10 @@ type Facts struct {
 	PoolID    string `json:"pool"`
 	Sandboxes int    `json:"sandboxes"`
 	Images    int    `json:"images"`
+	// Vaults is how many sandboxes have a vault, and VaultKeys are the IDs of the keys that
+	// sealed them (sealed.KeyID), sorted. The file has no key.
+	Vaults    int      `json:"vaults,omitempty"`
+	VaultKeys []string `json:"vaultKeys,omitempty"`
 }
 
 // Examine reads all of a store that nobody has open. It checks that bbolt finds every
@@ -81,6 +87,7 @@ func Examine(path string) (f Facts, err error) {
 			}),
 			each(tx, bucketVolumes, func(k, v []byte) error { return readVolume(string(k), v, &record.Volume{}) }),
 			each(tx, bucketPolicies, func(k, v []byte) error { return readPolicy(string(k), v, &record.Policy{}) }),
+			each(tx, bucketVaults, f.addVault),
 			each(tx, bucketBoxes, func(_, v []byte) error {
 				var r record.Record
 				err := json.Unmarshal(v, &r)
@@ -94,6 +101,20 @@ func Examine(path string) (f Facts, err error) {
 		return f, fmt.Errorf("%s cannot be used: %w", path, err)
 	}
 	return f, nil
+}
+
+// addVault counts a vault. What is sealed in it need not be whole: a backup takes it as it is.
+func (f *Facts) addVault(k, b []byte) error {
+	var v record.Vault
+	if err := readVault(string(k), b, &v); err != nil {
+		return err
+	}
+	f.Vaults++
+	id, err := sealed.KeyID(v.Sealed)
+	if at, found := slices.BinarySearch(f.VaultKeys, id); err == nil && !found {
+		f.VaultKeys = slices.Insert(f.VaultKeys, at, id)
+	}
+	return nil
 }
 
 // each calls f for every record in a bucket, which a file of an old schema may lack.

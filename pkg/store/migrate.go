@@ -43,6 +43,10 @@ var migrations = []migration{
 		_, err := tx.CreateBucketIfNotExists(bucketPolicies)
 		return err
 	},
+	4: func(tx *bbolt.Tx) error { // a new number: a release without these would keep the vaults of sandboxes that it deletes
+		_, err := tx.CreateBucketIfNotExists(bucketVaults)
+		return err
+	},
 }
 
 // migrate brings the file to the newest schema. It keeps the old file beside the new

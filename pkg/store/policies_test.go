@@ -227,7 +227,7 @@ func TestUpgradePolicies(t *testing.T) {
 	db := openTest(t, path, Options{})
 	mustPut(t, db, "build", allows(1))
 	closeTest(t, db)
-	for file, schema := range map[string]int{path: 4, path + ".v3": 3} {
+	for file, schema := range map[string]int{path: Schema, path + ".v3": 3} {
 		if f, err := Examine(file); err != nil || f.Schema != schema {
 			t.Errorf("%s: %+v, %v", file, f, err)
 		}

@@ -168,6 +168,7 @@ func fillStore(t *testing.T, db *DB) {
 		}
 		must(db.Insert(ctx, &r))
 	}
+	must(db.PutVault(ctx, vaultOf(releaseID('b'), 1, "sealed"), record.Vault{}))
 	must(db.Delete(ctx, releaseID('a'))) // a slot that was given back
 	r := record.Record{
 		ID: releaseID('a'), State: record.Creating, BootID: "a-boot-long-ago", Created: past, Changed: past,
@@ -228,7 +229,7 @@ func TestRelease(t *testing.T) {
 		t.Errorf("read\n%+v\nput\n%+v", got, put)
 	}
 	seen := fields{}
-	for _, v := range []any{want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes, want.Policies} {
+	for _, v := range []any{want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes, want.Policies, want.Vaults} {
 		seen.add(reflect.ValueOf(v))
 	}
 	for _, name := range seen.empty() {

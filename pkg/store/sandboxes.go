@@ -125,8 +125,8 @@ func (db *DB) Put(ctx context.Context, r record.Record) error {
 	return nil
 }
 
-// Delete removes the record id, which may be unreadable, and puts its slot at the end
-// of the queue. It is no error if there is none. It condemns the volumes that go with
+// Delete removes the record id, which may be unreadable, with the vault of that sandbox,
+// and puts its slot at the end of the queue. It is no error if there is none. It condemns the volumes that go with
 // the sandbox, except those that other sandboxes have mounted.
 func (db *DB) Delete(ctx context.Context, id string) error {
 	var left []record.Volume
@@ -141,6 +141,7 @@ func (db *DB) Delete(ctx context.Context, id string) error {
 			delete(db.names, r.Spec.Name)
 		}
 		db.forget(id)
+		db.forgetVault(id)
 		delete(db.bad, id)
 	})
 	if err != nil {
@@ -196,7 +197,11 @@ func dropName(names *bbolt.Bucket, name []byte, id string) error {
 	return names.Delete(name)
 }
 
+// erase removes a record and what goes with it.
 func erase(tx *bbolt.Tx, id string) error {
+	if err := eraseVault(tx, id); err != nil {
+		return err
+	}
 	boxes := tx.Bucket(bucketBoxes)
 	v := boxes.Get([]byte(id))
 	if v == nil {

@@ -245,7 +245,7 @@ func TestUnreadableImage(t *testing.T) {
 
 // TestExamineDecodes every record, of each kind.
 func TestExamineDecodes(t *testing.T) {
-	for _, bucket := range [][]byte{bucketBoxes, bucketImages, bucketSnapshots, bucketRequests, bucketKeys, bucketVolumes, bucketPolicies} {
+	for _, bucket := range withRecords {
 		path := newPath(t)
 		db := openTest(t, path, Options{})
 		insert(t, db, "daaaaaaaaaaa", "")
