@@ -90,6 +90,7 @@ var rooms = map[string]map[string][]string{
 		"runc":              {".", "launch"},
 		"runsc":             {"."},
 		"runtimetest":       {"."},
+		"trust":             {}, // how a guest comes to trust an authority
 		"runtimetest/guest": {},
 	},
 }

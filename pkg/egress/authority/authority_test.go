@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -268,8 +269,9 @@ func TestDecodeBad(t *testing.T) {
 	cert, key := a.Certificate(), b[len(a.Certificate()):]
 	otherKey := other[bytes.Index(other, []byte("-----BEGIN PRIVATE")):]
 	for what, bad := range map[string][]byte{
-		"nothing": nil, "no PEM": []byte("hello"), "a certificate only": cert, "a key only": key, "the other way around": append(key, cert...),
-		"half": b[:len(b)-40], "more behind it": append(bytes.Clone(b), 'x'), "two": append(bytes.Clone(b), b...),
+		"nothing": nil, "no PEM": []byte("hello"), "a certificate only": cert, "a key only": key,
+		"the other way around": slices.Concat(key, cert),
+		"half":                 b[:len(b)-40], "more behind it": append(bytes.Clone(b), 'x'), "two": append(bytes.Clone(b), b...),
 		"the key of another": append(bytes.Clone(cert), otherKey...),
 		"no certificate":     append(pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: []byte("x")}), key...),
 		"no key":             append(bytes.Clone(cert), pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: []byte("x")})...),
