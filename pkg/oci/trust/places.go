@@ -94,6 +94,9 @@ func (p *planner) glob(pattern string) []string {
 type variable struct {
 	name string
 	kind kind
+	// second is the variable that programs read if this one is not set. If the guest has set
+	// that, this one would hide it, and is not set.
+	second string
 }
 
 // A kind says what a variable does to what programs trust already.
@@ -103,19 +106,24 @@ const (
 	replaces kind = iota // programs trust the file, and only that
 	own                  // so they do, and without the variable they trust roots that they bring along
 	adds                 // programs trust the file as well
+	never                // not set for a guest: its programs also read another one, or the system's bundle
 )
 
-// known are the variables that are set for a guest. npm is a program of Node. OpenSSL's
-// variable is also read by what links or imitates it: Go, Ruby, PHP, .NET, cargo, uv, httpx.
+// known are the variables. npm is a program of Node. OpenSSL's variable is also read by what
+// links or imitates it: curl(1), Go, Ruby, PHP, .NET, cargo, uv, httpx.
 var known = []variable{
-	{"SSL_CERT_FILE", replaces},
-	{"CURL_CA_BUNDLE", replaces},              // curl(1), to which its build gives a path
-	{"GIT_SSL_CAINFO", replaces},              // git(1), for the same reason
-	{"REQUESTS_CA_BUNDLE", own},               // Python's requests, pip
-	{"AWS_CA_BUNDLE", own},                    // the AWS command line and SDKs
-	{"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", own}, // gRPC, except in Go and Java
-	{"NODE_EXTRA_CA_CERTS", adds},
-	{"DENO_CERT", adds},
+	{name: "SSL_CERT_FILE"},
+	{name: "GIT_SSL_CAINFO"}, // git(1) has a path from the build of libcurl
+	{name: "REQUESTS_CA_BUNDLE", kind: own, second: "CURL_CA_BUNDLE"}, // Python's requests, pip
+	{name: "AWS_CA_BUNDLE", kind: own, second: "REQUESTS_CA_BUNDLE"},  // the AWS command line and SDKs
+	{name: "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", kind: own},             // gRPC, except in Go and Java
+	{name: "NODE_EXTRA_CA_CERTS", kind: adds},
+	{name: "DENO_CERT", kind: adds},
+	{name: "CURL_CA_BUNDLE", kind: never},
+	{name: "PIP_CERT", kind: never},
+	{name: "CARGO_HTTP_CAINFO", kind: never},
+	{name: "npm_config_cafile", kind: never},
+	{name: "NPM_CONFIG_CAFILE", kind: never},
 }
 
 // variables sets what the guest has not set, and extends the stores that it has named. bare:
@@ -123,7 +131,9 @@ var known = []variable{
 func (p *planner) variables(env map[string]string, bare bool) {
 	for _, v := range known {
 		file, ok := env[v.name]
+		_, hides := env[v.second]
 		switch {
+		case !ok && (v.kind == never || hides):
 		case !ok && v.kind == adds:
 			p.plan.Env[v.name] = CertPath
 		case !ok && v.kind == own && bare:

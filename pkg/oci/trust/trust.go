@@ -32,9 +32,9 @@ import (
 )
 
 // Files of a guest that are there whatever its image has. Both lie in oci.AgentDir, on which
-// neither a volume nor memory can be mounted. That directory is shared and read-only, so it
-// must hold an empty file of each name for the runtimes to mount on: they would make a
-// missing one in the directory of the host.
+// neither a volume nor memory can be mounted. That is a directory of the host, shared and
+// read-only, so it must have an empty file of each name to mount on. If one is missing, runc
+// fails to make it, and runsc makes it on the host.
 const (
 	// CertPath has the authority alone. It is where OpenSandbox's own egress puts it.
 	CertPath = "/opt/opensandbox/mitmproxy-ca-cert.pem"
@@ -87,8 +87,9 @@ type Left struct{ Path, Why string }
 // process has the environment env. ca is the certificate of the authority, one block of PEM.
 // The guest must not run.
 //
-// A variable that the guest has set stays. If it names a store, that one is extended as the
-// image's are: the guest trusts what it chose, and the authority.
+// A variable that the guest has set stays, and so does the effect that it has. If it names a
+// store, that one is extended as the image's are: the guest trusts what it chose, and the
+// authority.
 func NewPlan(root *os.File, ca []byte, env map[string]string) (*Plan, error) {
 	p, err := newPlanner(root, ca)
 	if err != nil {

@@ -413,7 +413,7 @@ func TestAgain(t *testing.T) {
 // TestEnv: what the guest has not set is set, and what it has set stays and is extended.
 func TestEnv(t *testing.T) {
 	all := map[string]string{
-		"SSL_CERT_FILE": BundlePath, "REQUESTS_CA_BUNDLE": BundlePath, "CURL_CA_BUNDLE": BundlePath, "GIT_SSL_CAINFO": BundlePath,
+		"SSL_CERT_FILE": BundlePath, "REQUESTS_CA_BUNDLE": BundlePath, "GIT_SSL_CAINFO": BundlePath,
 		"AWS_CA_BUNDLE": BundlePath, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": BundlePath,
 		"NODE_EXTRA_CA_CERTS": CertPath, "DENO_CERT": CertPath,
 	}
@@ -436,11 +436,18 @@ func TestEnv(t *testing.T) {
 		"of another kind": {map[string]string{"PATH": "/bin", "SSL_CERT_DIR": "/etc/ssl/certs"}, all, ""},
 		"an own bundle":   {map[string]string{"SSL_CERT_FILE": "/opt/own.pem"}, without("SSL_CERT_FILE"), own},
 		"one for two, by a link": {
-			map[string]string{"REQUESTS_CA_BUNDLE": "/opt/../opt//link.pem", "CURL_CA_BUNDLE": "/opt/own.pem"},
-			without("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"), own,
+			map[string]string{"SSL_CERT_FILE": "/opt/../opt//link.pem", "GIT_SSL_CAINFO": "/opt/own.pem"},
+			without("SSL_CERT_FILE", "GIT_SSL_CAINFO"), own,
 		},
-		"more for node":     {map[string]string{"NODE_EXTRA_CA_CERTS": "/opt/own.pem"}, without("NODE_EXTRA_CA_CERTS"), own},
-		"that of the image": {map[string]string{"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt"}, without("SSL_CERT_FILE"), ""},
+		"one that ours would hide": {
+			map[string]string{"CURL_CA_BUNDLE": "/opt/own.pem"}, without("REQUESTS_CA_BUNDLE"), own,
+		},
+		"another that ours would hide": {
+			map[string]string{"REQUESTS_CA_BUNDLE": "/opt/own.pem"}, without("REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE"), own,
+		},
+		"one that is never set": {map[string]string{"PIP_CERT": "/opt/own.pem"}, all, own},
+		"more for node":         {map[string]string{"NODE_EXTRA_CA_CERTS": "/opt/own.pem"}, without("NODE_EXTRA_CA_CERTS"), own},
+		"that of the image":     {map[string]string{"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt"}, without("SSL_CERT_FILE"), ""},
 		"ours": {
 			map[string]string{"GIT_SSL_CAINFO": CertPath, "SSL_CERT_FILE": BundlePath}, without("GIT_SSL_CAINFO", "SSL_CERT_FILE"), "",
 		},
@@ -477,7 +484,7 @@ func TestEnv(t *testing.T) {
 // TestBareEnv: where BundlePath has the authority alone, no program trades its own roots for it.
 func TestBareEnv(t *testing.T) {
 	want := map[string]string{
-		"SSL_CERT_FILE": BundlePath, "CURL_CA_BUNDLE": BundlePath, "GIT_SSL_CAINFO": BundlePath,
+		"SSL_CERT_FILE": BundlePath, "GIT_SSL_CAINFO": BundlePath,
 		"NODE_EXTRA_CA_CERTS": CertPath, "DENO_CERT": CertPath,
 	}
 	if p := planOf(t, plant(t), nil); !maps.Equal(p.Env, want) {
