@@ -71,6 +71,8 @@ var rooms = map[string]map[string][]string{
 		"tunnel":  {},        // what names may carry out
 		"flowlog": {},        // flows by destination, and bytes
 		"leases":  {},        // which addresses DNS has answered for which names
+		// a sandbox's certificate authority
+		"authority": {"policy"},
 		// flows by name, for the next daemon
 		"flowfile": {},
 		".":        {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
@@ -88,6 +90,7 @@ var rooms = map[string]map[string][]string{
 		"runc":              {".", "launch"},
 		"runsc":             {"."},
 		"runtimetest":       {"."},
+		"trust":             {}, // how a guest comes to trust an authority
 		"runtimetest/guest": {},
 	},
 }
