@@ -681,7 +681,7 @@ func TestLargeResponse(t *testing.T) {
 func TestOtherProtocols(t *testing.T) {
 	d := newDesk(t, echoServer(t), "allowed.test")
 	for what, send := range map[string]string{
-		"SSH": "SSH-2.0-x\r\n", "zero": "\x00\x00\x00\x08", "HTTP/0.9": "GET /\r\n", "SSLv2": "\x80\x2e\x01\x00\x02",
+		"SSH": "SSH-2.0-x\r\n", "zero": "\x00\x00\x00\x08", "SSL 2.0": "\x80\x2e\x01\x00\x02", "two words": "EHLO x\r\n",
 	} {
 		g := d.connect()
 		io.WriteString(g, send) //nolint:errcheck // the answer says
@@ -720,6 +720,7 @@ func TestFirst(t *testing.T) {
 			mute, []string{""}, "\x15\x03\x03\x00\x02\x01\x5a" + denied, string(alertMalformed), []string{"1 ", "7 "},
 		},
 		"HTTP with odd spaces":    {mute, []string{""}, "GET\x1c/\xa0HTTP/1.1\r\nHost: other.test\r\n\r\n", "HTTP/1.1 40", nil},
+		"HTTP/0.9, with headers":  {mute, []string{""}, "GET /\r\nHost: other.test\r\n\r\n", "HTTP/1.1 40", nil},
 		"HTTP behind empty lines": {mute, []string{""}, "\r\n\r\nGET / HTTP/1.1\r\nHost: other.test\r\n\r\n", "HTTP/1.1 40", nil},
 	} {
 		t.Run(what, func(t *testing.T) {
