@@ -73,6 +73,9 @@ var rooms = map[string]map[string][]string{
 		"leases":  {},        // which addresses DNS has answered for which names
 		// flows by name, for the next daemon
 		"flowfile": {},
+		// the credential vault as a model; and its credentials in requests
+		"vault":        {"policy"},
+		"vault/inject": {"vault"},
 		".":        {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
