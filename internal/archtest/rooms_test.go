@@ -76,7 +76,7 @@ var rooms = map[string]map[string][]string{
 		// the credential vault as a model; and its credentials in requests
 		"vault":        {"policy"},
 		"vault/inject": {"vault"},
-		".":        {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
+		".":            {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},
