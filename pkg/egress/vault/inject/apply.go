@@ -46,6 +46,9 @@ func (l *Live) Apply(r *http.Request, scheme, host string, port uint16) (*Use, e
 	if a.method == "" {
 		a.method = http.MethodGet
 	}
+	if r.Header == nil {
+		r.Header = http.Header{}
+	}
 	if err := a.whereTo(); err != nil {
 		return nil, err
 	}
@@ -315,16 +318,20 @@ func (a *apply) set() {
 	}
 }
 
-// connection takes away what the guest says about the connection, but for an upgrade: a name of
-// a header there would make the next proxy drop it, and with it the credential.
+// connection takes away what the guest says about the connection, but for a WebSocket: a name of
+// a header there would make the next proxy drop it, and with it the credential. Behind a change
+// to HTTP/2 no request would be seen.
 func (a *apply) connection() {
 	h := a.r.Header
 	upgrade := slices.ContainsFunc(h["Connection"], func(v string) bool {
 		return slices.ContainsFunc(strings.Split(v, ","), func(t string) bool { return strings.EqualFold(strings.TrimSpace(t), "upgrade") })
 	})
 	delete(h, "Connection")
-	if upgrade && h.Get("Upgrade") != "" {
+	delete(h, "Http2-Settings")
+	if upgrade && strings.EqualFold(h.Get("Upgrade"), "websocket") {
 		h["Connection"] = []string{"Upgrade"}
+	} else {
+		delete(h, "Upgrade")
 	}
 	if a.l.o.Mask {
 		h["Accept-Encoding"] = []string{"identity"}

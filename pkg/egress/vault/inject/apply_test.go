@@ -109,6 +109,7 @@ func TestApply(t *testing.T) {
 		{"apex of a wildcard", get("/", "key.example.com", ""), get("/", "key.example.com", "")},
 		{"connection", get("/", "git.example.com", "Connection: authorization, x-y\n"), get("/", "git.example.com", "Authorization: Basic "+basic+"\n")},
 		{"websocket", get("/", "git.example.com", "Connection: keep-alive, Upgrade\nUpgrade: websocket\n"), get("/", "git.example.com", "Authorization: Basic "+basic+"\nConnection: Upgrade\nUpgrade: websocket\n")},
+		{"h2c", get("/", "git.example.com", "Connection: Upgrade, HTTP2-Settings\nUpgrade: h2c\nHTTP2-Settings: AAMAAABk\n"), get("/", "git.example.com", "Authorization: Basic "+basic+"\n")},
 		{"path", get("/a/{{TOKEN}}b/c", "sub.example.com", ""), get("/a/"+escaped+"b/c", "sub.example.com", "")},
 		{"escaped path", get("/%7b%7bTOKEN%7d%7d/%7B%7BTOKEN%7D%7D", "sub.example.com", ""), get("/"+escaped+"/"+escaped, "sub.example.com", "")},
 		{"query", get("/?a={{TOKEN}}&b=%3CMULTI-LINE%3E&c=$SECOND$$&d=%24SECOND%24%24", "sub.example.com", ""), get("/?a="+escaped+"&b="+multiURL+"&c="+second+"&d="+second, "sub.example.com", "")},

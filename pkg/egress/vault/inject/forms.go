@@ -13,8 +13,8 @@ import (
 // shorter one stands in them by chance.
 const minEcho = 8
 
-// echoes are the forms in which a value is searched for in answers: as it is, percent-encoded,
-// as in a JSON string, and in base64 and base64url at each of the three places that it may have
+// echoes are the forms in which a value is searched for in answers: as it is, percent-encoded with
+// large and small letters, as in a JSON string (also with < > & or / escaped), and in base64 and base64url at each of the three places that it may have
 // in a longer text that is encoded. Of a value for basic, which is base64, also user:password
 // and the password. Forms that are the same are one needle.
 func echoes(credential, value string, basic bool) (all []needle) {
@@ -27,7 +27,10 @@ func echoes(credential, value string, basic bool) (all []needle) {
 		if len(text) < minEcho {
 			continue
 		}
-		forms := []string{text, escapeAll(text), url.QueryEscape(text), url.PathEscape(text), jsonEscape(text, true), jsonEscape(text, false)}
+		forms := []string{text, jsonEscape(text, true), jsonEscape(text, false), strings.ReplaceAll(jsonEscape(text, false), "/", `\/`)}
+		for _, form := range []string{escapeAll(text), url.QueryEscape(text), url.PathEscape(text)} {
+			forms = append(forms, form, lowerHex(form))
+		}
 		for before := range 3 {
 			for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 				forms = append(forms, base64At(enc, text, before))

@@ -22,7 +22,7 @@
 // gone. No part of the placeholder is sent then.
 //
 // The search of answers is a net and not a wall: a server that encodes a value in another way
-// than the five that are searched for gives it away.
+// than those that are searched for gives it away.
 package inject
 
 import (

@@ -51,7 +51,7 @@ func TestMaskForms(t *testing.T) {
 	forms := map[string]string{
 		"raw": token, "percent": url.QueryEscape(token), "path": url.PathEscape(token), "lines": multi, "json": strings.Trim(jsonEscape(multi, false), `"`),
 		"json for a page": string(page[1 : len(page)-1]), "form": url.QueryEscape(multi), "percent with blanks": strings.ReplaceAll(url.QueryEscape(multi), "+", "%20"),
-		"second": second,
+		"second": second, "small letters": lowerHex(url.QueryEscape(token)), "json of PHP": strings.ReplaceAll(token, "/", `\/`),
 	}
 	for name, form := range forms {
 		r := text("a" + form + "b" + form)
