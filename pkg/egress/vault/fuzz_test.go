@@ -31,7 +31,7 @@ func checkVault(t *testing.T, v *Vault) {
 	}
 	shown, err := json.Marshal(v.State())
 	hidden, _ := json.Marshal(others(v).State())
-	if err != nil || string(shown) != string(hidden) || strings.Contains(string(shown), "null") && !strings.Contains(string(v.Encode()), "null") {
+	if err != nil || string(shown) != string(hidden) || strings.Contains(string(shown), ":null") {
 		t.Fatalf("state %s, with other values %s, %v", shown, hidden, err)
 	}
 	if v.size() > MaxSize || len(v.credentials) > MaxCredentials || len(v.bindings) > MaxBindings {
@@ -40,7 +40,7 @@ func checkVault(t *testing.T, v *Vault) {
 	for _, b := range v.Bindings() {
 		for _, h := range b.Auth.Headers {
 			value := v.credentials[h.Credential].Source.Value.Reveal()
-			if strings.ContainsAny(value, "\r\n\x00") || strings.ContainsAny(h.Name, ": \r\n\x00") || h.Name == "" || strings.EqualFold(h.Name, "host") {
+			if strings.ContainsAny(value, "\r\n\x00") || strings.ContainsAny(h.Name, ": \r\n\x00") || h.Name == "" || h.Name == "Host" {
 				t.Fatalf("a header %q: %q", h.Name, value)
 			}
 		}

@@ -149,7 +149,8 @@ func (r *reader) match(m *Match) func(at string) error {
 		}
 		for _, port := range ports {
 			if !slices.ContainsFunc(m.Schemes, func(s string) bool { return int64(Port(s)) == port }) {
-				return invalid(at+".ports", "port %d is not that of a scheme of the binding: https is 443, http is 80; leave ports out", port)
+				return invalid(at+".ports", "port %d is not that of a scheme of the binding: https is 443, http is 80; leave ports out",
+					port)
 			}
 		}
 		return nil

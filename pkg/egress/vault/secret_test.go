@@ -33,7 +33,9 @@ func TestSecretNowhere(t *testing.T) {
 	s := NewSecret(value)
 	v := create1(t, `{"credentials":[`+credential("c", value)+`],"bindings":[{"name":"b","match":{"hosts":["a.example.com"]},
 		"auth":{"type":"bearer","credential":"c"}}]}`)
-	forms := []string{value, fmt.Sprintf("%x", value), fmt.Sprintf("%X", value), fmt.Sprintf("% x", value), strings.Trim(fmt.Sprint([]byte(value)), "[]")}
+	forms := []string{
+		value, fmt.Sprintf("%x", value), fmt.Sprintf("%X", value), fmt.Sprintf("% x", value), strings.Trim(fmt.Sprint([]byte(value)), "[]"),
+	}
 	seen := 0
 	look := func(how, out string) {
 		t.Helper()
@@ -45,8 +47,15 @@ func TestSecretNowhere(t *testing.T) {
 		}
 	}
 	all := []any{
-		s, &s, holder{s}, &holder{s}, hidden{s}, &hidden{s}, deep{&hidden{s}, map[string]Secret{"k": s}, []Secret{s}, s}, []any{s, hidden{s}},
-		map[string]any{"k": hidden{s}}, v, *v, v.Credential("c"), *v.Credential("c"), v.Credential("c").Source, v.State(), v.Bindings(),
+		s, &s,
+		holder{s},
+		&holder{s},
+		hidden{s},
+		&hidden{s},
+		deep{&hidden{s}, map[string]Secret{"k": s}, []Secret{s}, s},
+		[]any{s, hidden{s}},
+		map[string]any{"k": hidden{s}},
+		v, *v, v.Credential("c"), *v.Credential("c"), v.Credential("c").Source, v.State(), v.Bindings(),
 	}
 	for _, a := range all {
 		name := fmt.Sprintf("%T", a)
@@ -92,29 +101,32 @@ func TestSecretNowhere(t *testing.T) {
 	}
 }
 
-// TestErrorsQuoteNothing breaks the JSON of a vault at each byte: no error has a part of a value.
+// TestErrorsQuoteNothing breaks the JSON of a vault at each byte, in the same way with two values:
+// the errors are the same, so they say nothing of a value.
 func TestErrorsQuoteNothing(t *testing.T) {
-	const value = "ZQXJKV"
-	good := `{"credentials":[{"name":"c","source":{"type":"inline","value":"` + value + `-` + value + `"}}],"bindings":[` +
-		`{"name":"b","match":{"hosts":["a.example.com"]},"auth":{"type":"basic","credential":"c"}}]}`
+	of := func(value string) string {
+		return `{"credentials":[{"name":"c","source":{"type":"inline","value":"` + value + `"}},` + credential("d", "\n") + `],"bindings":[` +
+			`{"name":"b","match":{"hosts":["a.example.com"]},"auth":{"type":"basic","credential":"c"}}]}`
+	}
+	one, two := of("ZQXJKV-ZQXJKV"), of("WYUHBG+WYUHBG")
 	tried := 0
-	for i := range len(good) {
-		for _, with := range []string{"", `"`, `\`, "}", "1", "\x00", `":`, "Z"} {
-			for _, bad := range []string{good[:i] + with + good[i:], good[:i] + with, good[:i] + with + good[i+1:]} {
-				_, err := Create([]byte(bad))
-				if err == nil {
-					continue
+	for i := range len(one) {
+		for _, with := range []string{"", `"`, `\`, "}", "1", "\x00", `":`, `,"`, "\xff"} {
+			for _, broken := range []func(s string) string{
+				func(s string) string { return s[:i] + with + s[i:] },
+				func(s string) string { return s[:i] + with },
+				func(s string) string { return s[:i] + with + s[i+1:] },
+			} {
+				_, err1 := Create([]byte(broken(one)))
+				_, err2 := Create([]byte(broken(two)))
+				if fmt.Sprintf("%v %#v", err1, errors.Unwrap(err1)) != fmt.Sprintf("%v %#v", err2, errors.Unwrap(err2)) {
+					t.Fatalf("%s\n%v\n%v", broken(one), err1, err2)
 				}
 				tried++
-				for j := range len(value) - 2 {
-					if strings.Contains(fmt.Sprintf("%v %+v %#v", err, err, errors.Unwrap(err)), value[j:j+3]) {
-						t.Fatalf("%s\n%v", bad, err)
-					}
-				}
 			}
 		}
 	}
 	if tried < 1000 {
-		t.Fatalf("%d errors", tried)
+		t.Fatalf("%d were tried", tried)
 	}
 }

@@ -90,7 +90,8 @@ func Decode(data []byte) (*Vault, error) {
 			return nil, fmt.Errorf("stored %w", err)
 		}
 		if v.credentials[s.Name] != nil || drawn[s.Placeholder] || !placeholderForm.MatchString(s.Placeholder) ||
-			!revised(s.Revision, v.revision) || s.Cache < 0 || s.Cache > MaxCache || s.Type != Inline && s.Type != File && s.Type != Command {
+			!revised(s.Revision, v.revision) || s.Cache < 0 || s.Cache > MaxCache ||
+			s.Type != Inline && s.Type != File && s.Type != Command {
 			return nil, fmt.Errorf("stored credential vault: %s: its name or placeholder is not its own, its type is unknown, or a number "+
 				"is out of range", at)
 		}
@@ -103,8 +104,8 @@ func Decode(data []byte) (*Vault, error) {
 			return nil, fmt.Errorf("stored %w", err)
 		}
 		if v.bindings[s.Name] != nil || !revised(s.Revision, v.revision) || !b.Auth.shaped() {
-			return nil, fmt.Errorf("stored credential vault: %s: its name is not its own, its revision is out of range, or its headers are "+
-				"not those of its type", at)
+			return nil, fmt.Errorf("stored credential vault: %s: its name is not its own, its revision is out of range, or its headers "+
+				"are not those of its type", at)
 		}
 		v.bindings[s.Name] = b
 	}

@@ -100,8 +100,8 @@ func (a *apply) whereTo() error {
 	}
 	ascii := !strings.ContainsFunc(said, func(c rune) bool { return c > unicode.MaxASCII }) // some of which fold into ASCII
 	if a.host != "" && (!ascii || strings.ToLower(strings.TrimSuffix(said, ".")) != a.host) {
-		return a.deny(Event{Kind: Malformed, Place: "host"}, http.StatusMisdirectedRequest, "sandboxd does not send this request: its Host "+
-			"is not the name of the server that it goes to. Open a connection to that host.")
+		return a.deny(Event{Kind: Malformed, Place: "host"}, http.StatusMisdirectedRequest,
+			"sandboxd does not send this request: its Host is not the name of the server that it goes to. Open a connection to that host.")
 	}
 	delete(a.r.Header, "Host")
 	return nil
@@ -119,9 +119,9 @@ func (a *apply) resolve() error {
 			err = a.fits(name, v)
 		}
 		if err != nil {
-			d := a.deny(Event{Kind: Unavailable, Credential: name}, http.StatusBadGateway, fmt.Sprintf("sandboxd cannot send this request: "+
-				"the credential %q of the binding %q is not available. The administrator of the host finds the reason in its log.", name,
-				a.b.Name))
+			d := a.deny(Event{Kind: Unavailable, Credential: name}, http.StatusBadGateway, fmt.Sprintf("sandboxd cannot send this "+
+				"request: the credential %q of the binding %q is not available. The administrator of the host finds the reason in its log.",
+				name, a.b.Name))
 			d.Err = err
 			return d
 		}

@@ -88,64 +88,101 @@ func sent(t testing.TB, r *http.Request) string {
 // at applies the vault to a request to its Host.
 func (w *world) at(r *http.Request) (*Use, error) { return w.Apply(r, "https", r.Host, 443) }
 
-func TestApply(t *testing.T) {
-	w := newWorld(t, Options{})
-	get := func(path, host, rest string) string {
-		return "GET " + path + " HTTP/1.1\nHost: " + host + "\nUser-Agent: u\n" + rest + "\n"
+// The values as they stand in a URL.
+const (
+	tokenURL = "sEcr3T-token%2F%2B%3F%26%3D%2541"
+	multiURL = "sEcr3T-%22multi%22%0Aline%20%C3%BC%3C%26%3E"
+)
+
+// same applies the vault to one request, and compares what is sent with another.
+func (w *world) same(t *testing.T, name, in, want string) {
+	t.Helper()
+	r := parse(t, in)
+	u, err := w.at(r)
+	if err != nil {
+		t.Errorf("%s: %v", name, err)
+		return
 	}
-	post := func(host, kind, body string) string {
-		return fmt.Sprintf("POST /x HTTP/1.1\nHost: %s\nUser-Agent: u\nContent-Length: %d\n%s\n\n%s", host, len(body), kind, body)
+	if got, want := sent(t, r), sent(t, parse(t, want)); got != want {
+		t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
 	}
-	escaped := "sEcr3T-token%2F%2B%3F%26%3D%2541"
-	multiURL := "sEcr3T-%22multi%22%0Aline%20%C3%BC%3C%26%3E"
-	for _, c := range []struct{ name, in, want string }{
-		{"bearer", get("/v1/a?b", "api.example.com", ""), get("/v1/a?b", "api.example.com", "Authorization: Bearer "+token+"\n")},
-		{"its own", get("/v1/", "api.example.com", "authorization: Basic eDp5\nAUTHORIZATION: z\n"), get("/v1/", "api.example.com", "Authorization: Bearer "+token+"\n")},
-		{"another path", get("/v2", "api.example.com", "Authorization: mine\n"), get("/v2", "api.example.com", "Authorization: mine\n")},
-		{"basic", get("/", "git.example.com", ""), get("/", "git.example.com", "Authorization: Basic "+basic+"\n")},
-		{"spellings", get("/", "a.key.example.com", "x_api_key: 1\nX_API-KEY: 2\nx-api-key: 3\n"), get("/", "a.key.example.com", "X-Api-Key: "+second+"\n")},
-		{"two", get("/", "two.example.com", "X-Two: a\n"), get("/", "two.example.com", "X-One: "+token+"\nX-Two: "+second+"\n")},
-		{"no binding", get("/../x//y", "www.example.net", "X-Api-Key: 1\n"), get("/../x//y", "www.example.net", "X-Api-Key: 1\n")},
-		{"apex of a wildcard", get("/", "key.example.com", ""), get("/", "key.example.com", "")},
-		{"connection", get("/", "git.example.com", "Connection: authorization, x-y\n"), get("/", "git.example.com", "Authorization: Basic "+basic+"\n")},
-		{"websocket", get("/", "git.example.com", "Connection: keep-alive, Upgrade\nUpgrade: websocket\n"), get("/", "git.example.com", "Authorization: Basic "+basic+"\nConnection: Upgrade\nUpgrade: websocket\n")},
-		{"h2c", get("/", "git.example.com", "Connection: Upgrade, HTTP2-Settings\nUpgrade: h2c\nHTTP2-Settings: AAMAAABk\n"), get("/", "git.example.com", "Authorization: Basic "+basic+"\n")},
-		{"path", get("/a/{{TOKEN}}b/c", "sub.example.com", ""), get("/a/"+escaped+"b/c", "sub.example.com", "")},
-		{"escaped path", get("/%7b%7bTOKEN%7d%7d/%7B%7BTOKEN%7D%7D", "sub.example.com", ""), get("/"+escaped+"/"+escaped, "sub.example.com", "")},
-		{"query", get("/?a={{TOKEN}}&b=%3CMULTI-LINE%3E&c=$SECOND$$&d=%24SECOND%24%24", "sub.example.com", ""), get("/?a="+escaped+"&b="+multiURL+"&c="+second+"&d="+second, "sub.example.com", "")},
-		{"header", get("/", "sub.example.com", "X-A: a{{TOKEN}}b{{TOKEN}}\nX-B: $SECOND$$\nAccept-Encoding: {{TOKEN}}\n"), get("/", "sub.example.com", "Accept-Encoding: {{TOKEN}}\nX-A: a"+token+"b"+token+"\nX-B: $SECOND$$\n")},
-		{
-			"in basic", get("/", "sub.example.com", "Authorization: basic "+base64.StdEncoding.EncodeToString([]byte("u:{{TOKEN}}"))+"\n"),
-			get("/", "sub.example.com", "Authorization: basic "+base64.StdEncoding.EncodeToString([]byte("u:"+token))+"\n"),
-		},
-		{"body", post("sub.example.com", "Content-Type: text/plain", "a{{TOKEN}}b$SECOND$$"), post("sub.example.com", "Content-Type: text/plain", "a"+token+"b$SECOND$$")},
-		{"json", post("sub.example.com", "Content-Type: application/json; charset=utf-8", `{"a":"\u003cMULTI-LINE\u003e <MULTI-LINE>"}`), post("sub.example.com", "Content-Type: application/json; charset=utf-8", `{"a":"sEcr3T-\"multi\"\nline ü<&> sEcr3T-\"multi\"\nline ü<&>"}`)},
-		{"form", post("sub.example.com", "Content-Type: application/x-www-form-urlencoded", `a={{TOKEN}}&b=%3CMULTI-LINE%3E`), post("sub.example.com", "Content-Type: application/x-www-form-urlencoded", `a=`+escaped+`&b=`+strings.ReplaceAll(multiURL, "%20", "+"))},
-		{"multipart", post("sub.example.com", "Content-Type: multipart/form-data; boundary=x", `{{TOKEN}}`), post("sub.example.com", "Content-Type: multipart/form-data; boundary=x", `{{TOKEN}}`)},
-		{"compressed", post("sub.example.com", "Content-Encoding: gzip", `{{TOKEN}}`), post("sub.example.com", "Content-Encoding: gzip", `{{TOKEN}}`)},
-		{"other host", get("/{{TOKEN}}", "www.example.net", ""), get("/%7B%7BTOKEN%7D%7D", "www.example.net", "")},
-		{
-			"chunked", "POST / HTTP/1.1\nHost: sub.example.com\nUser-Agent: u\nTransfer-Encoding: chunked\n\n5\n{{TOK\n4\nEN}}\n0\n\n",
-			fmt.Sprintf("POST / HTTP/1.1\nHost: sub.example.com\nUser-Agent: u\nTransfer-Encoding: chunked\n\n%x\n%s\n0\n\n", len(token), token),
-		},
-	} {
-		r := parse(t, c.in)
-		u, err := w.at(r)
-		if err != nil {
-			t.Errorf("%s: %v", c.name, err)
-			continue
-		}
-		got, want := sent(t, r), sent(t, parse(t, c.want))
-		if got != want {
-			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, want)
-		}
-		if (u != nil) != w.bound(r.Host) {
-			t.Errorf("%s: Use %v", c.name, u)
-		}
+	if (u != nil) != w.bound(r.Host) {
+		t.Errorf("%s: Use %v", name, u)
 	}
 	if len(w.events) > 0 {
-		t.Errorf("events %v", w.events)
+		t.Errorf("%s: events %v", name, w.events)
 	}
+}
+
+func TestApply(t *testing.T) {
+	w := newWorld(t, Options{})
+	coded := func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
+	const bearer, password = "Authorization: Bearer " + token + "\n", "Authorization: Basic " + basic + "\n"
+	for _, c := range []struct{ name, host, path, head, wantPath, wantHead string }{
+		{"bearer", "api.example.com", "/v1/a?b", "", "", bearer},
+		{"its own", "api.example.com", "/v1/", "authorization: Basic eDp5\nAUTHORIZATION: z\n", "", bearer},
+		{"another path", "api.example.com", "/v2", "Authorization: mine\n", "", "Authorization: mine\n"},
+		{"basic", "git.example.com", "/", "", "", password},
+		{"spellings", "a.key.example.com", "/", "x_api_key: 1\nX_API-KEY: 2\nx-api-key: 3\n", "", "X-Api-Key: " + second + "\n"},
+		{"two headers", "two.example.com", "/", "X-Two: a\n", "", "X-One: " + token + "\nX-Two: " + second + "\n"},
+		{"no binding", "www.example.net", "/../x//y", "X-Api-Key: 1\n", "", "X-Api-Key: 1\n"},
+		{"the apex of a wildcard", "key.example.com", "/", "", "", ""},
+		{"connection", "git.example.com", "/", "Connection: authorization, x-y\n", "", password},
+		{
+			"WebSocket", "git.example.com", "/", "Connection: keep-alive, Upgrade\nUpgrade: websocket\n", "",
+			password + "Connection: Upgrade\nUpgrade: websocket\n",
+		},
+		{"h2c", "git.example.com", "/", "Connection: Upgrade, HTTP2-Settings\nUpgrade: h2c\nHTTP2-Settings: AAMA\n", "", password},
+		{"path", "sub.example.com", "/a/{{TOKEN}}b/c", "", "/a/" + tokenURL + "b/c", ""},
+		{"escaped path", "sub.example.com", "/%7b%7bTOKEN%7d%7d/%7B%7BTOKEN%7D%7D", "", "/" + tokenURL + "/" + tokenURL, ""},
+		{
+			"query", "sub.example.com", "/?a={{TOKEN}}&b=%3CMULTI-LINE%3E&c=$SECOND$$&d=%24SECOND%24%24", "",
+			"/?a=" + tokenURL + "&b=" + multiURL + "&c=" + second + "&d=" + second, "",
+		},
+		{
+			"header", "sub.example.com", "/", "X-A: a{{TOKEN}}b{{TOKEN}}\nX-B: $SECOND$$\nAccept-Encoding: {{TOKEN}}\n", "",
+			"Accept-Encoding: {{TOKEN}}\nX-A: a" + token + "b" + token + "\nX-B: $SECOND$$\n",
+		},
+		{
+			"within basic", "sub.example.com", "/", "Authorization: basic " + coded("u:{{TOKEN}}") + "\n", "",
+			"Authorization: basic " + coded("u:"+token) + "\n",
+		},
+		{"another host", "www.example.net", "/{{TOKEN}}", "", "/%7B%7BTOKEN%7D%7D", ""},
+	} {
+		request := func(path, head string) string {
+			return "GET " + path + " HTTP/1.1\nHost: " + c.host + "\nUser-Agent: u\n" + head + "\n"
+		}
+		if c.wantPath == "" {
+			c.wantPath = c.path
+		}
+		w.same(t, c.name, request(c.path, c.head), request(c.wantPath, c.wantHead))
+	}
+}
+
+// TestApplyBody: values are written into bodies as the type of the body wants it.
+func TestApplyBody(t *testing.T) {
+	w := newWorld(t, Options{})
+	for _, c := range []struct{ head, in, want string }{
+		{"Content-Type: text/plain", "a{{TOKEN}}b$SECOND$$", "a" + token + "b$SECOND$$"},
+		{
+			"Content-Type: application/json; charset=utf-8", `{"a":"\u003cMULTI-LINE\u003e <MULTI-LINE>"}`,
+			`{"a":"sEcr3T-\"multi\"\nline ü<&> sEcr3T-\"multi\"\nline ü<&>"}`,
+		},
+		{
+			"Content-Type: application/x-www-form-urlencoded", `a={{TOKEN}}&b=%3CMULTI-LINE%3E`,
+			"a=" + tokenURL + "&b=" + strings.ReplaceAll(multiURL, "%20", "+"),
+		},
+		{"Content-Type: multipart/form-data; boundary=x", "{{TOKEN}}", "{{TOKEN}}"},
+		{"Content-Type: application/grpc", "{{TOKEN}}", "{{TOKEN}}"},
+		{"Content-Encoding: gzip", "{{TOKEN}}", "{{TOKEN}}"},
+	} {
+		post := func(body string) string {
+			return fmt.Sprintf("POST /x HTTP/1.1\nHost: sub.example.com\nContent-Length: %d\n%s\n\n%s", len(body), c.head, body)
+		}
+		w.same(t, c.head, post(c.in), post(c.want))
+	}
+	head := "POST / HTTP/1.1\nHost: sub.example.com\nTransfer-Encoding: chunked\n\n"
+	w.same(t, "chunks", head+"5\n{{TOK\n4\nEN}}\n0\n\n", head+fmt.Sprintf("%x\n%s\n0\n\n", len(token), token))
 }
 
 // TestWhere: the binding is for a scheme, its port, and the verified name.
@@ -175,7 +212,8 @@ func TestWhere(t *testing.T) {
 		r.Host = c.said
 		_, err := w.Apply(r, c.scheme, c.host, c.port)
 		d, _ := errors.AsType[*Denied](err)
-		if got := r.Header.Get("Authorization"); c.want != "" && (err != nil || got != c.want) || c.want == "" && (d == nil || d.Status != 421 || got != "mine") {
+		got := r.Header.Get("Authorization")
+		if c.want != "" && (err != nil || got != c.want) || c.want == "" && (d == nil || d.Status != 421 || got != "mine") {
 			t.Errorf("%+v: %q, %v", c, got, err)
 		}
 	}
@@ -213,7 +251,7 @@ func TestMalformed(t *testing.T) {
 	for _, method := range []string{"TRACE", "CONNECT", "trace", "TRACK"} {
 		r := parse(t, "GET /v1/ HTTP/1.1\nHost: api.example.com\n\n")
 		r.Method = method
-		if d, ok := errors.AsType[*Denied](second2(w.at(r))); !ok || d.Status != 405 {
+		if d, ok := errors.AsType[*Denied](errOf(w.at(r))); !ok || d.Status != 405 {
 			t.Errorf("%s: %v", method, d)
 		}
 	}
@@ -233,7 +271,7 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-func second2[T any](_ T, err error) error { return err }
+func errOf[T any](_ T, err error) error { return err }
 
 func TestEncodedSlash(t *testing.T) {
 	v, err := vault.Create([]byte(`{"credentials":[{"name":"c","source":{"value":"sEcr3T-c"}}],"bindings":[{"name":"b","match":{
@@ -351,7 +389,8 @@ func TestDrawn(t *testing.T) {
 			got += fmt.Sprintf("%s %s %s", e.Kind, e.Credential, e.Place)
 		}
 		switch {
-		case got != c.want, (c.want == "") != (err == nil), err != nil && (d == nil || d.Status != 403 || string(d.Kind) != strings.Fields(c.want)[0]):
+		case got != c.want, (c.want == "") != (err == nil),
+			err != nil && (d == nil || d.Status != 403 || string(d.Kind) != strings.Fields(c.want)[0]):
 			t.Errorf("%s\nevents %q, error %v; want %q", c.in, got, err, c.want)
 		case strings.Contains(out.String(), tok) || strings.Contains(out.String(), sec) || strings.Contains(out.String(), alien):
 			t.Errorf("%s\nsent with a placeholder:\n%s", c.in, out.String())
@@ -371,8 +410,8 @@ func TestDrawn(t *testing.T) {
 // TestTrailers: a trailer has no name that a binding sets.
 func TestTrailers(t *testing.T) {
 	w := newWorld(t, Options{})
-	r := parse(t, "POST /v1/ HTTP/1.1\nHost: api.example.com\nTransfer-Encoding: chunked\nTrailer: Authorization, X-Ok, aUthorization\n\n1\na\n0\n"+
-		"authorization: mine\nX-Ok: {{TOKEN}}\n\n")
+	r := parse(t, "POST /v1/ HTTP/1.1\nHost: api.example.com\nTransfer-Encoding: chunked\n"+
+		"Trailer: Authorization, X-Ok, aUthorization\n\n1\na\n0\n"+"authorization: mine\nX-Ok: {{TOKEN}}\n\n")
 	if _, err := w.at(r); err != nil {
 		t.Fatal(err)
 	}
@@ -409,7 +448,9 @@ func TestSources(t *testing.T) {
 	if got, err := ask(); got != "Bearer sEcr3T-2" || err != nil {
 		t.Error(got, err)
 	}
-	for _, bad := range []string{"", "sEcr3T-\r\nX: y", "sEcr3T-\x00", "sEcr3T-{{TOKEN}}", "sEcr3T-\n", strings.Repeat("x", vault.MaxValue+1)} {
+	for _, bad := range []string{
+		"", "sEcr3T-\r\nX: y", "sEcr3T-\x00", "sEcr3T-{{TOKEN}}", "sEcr3T-\n", strings.Repeat("x", vault.MaxValue+1),
+	} {
 		now = bad
 		got, err := ask()
 		d, ok := errors.AsType[*Denied](err)
@@ -449,7 +490,8 @@ func TestBodies(t *testing.T) {
 	text := strings.Repeat("0123456789", 30000) + "{{TOKEN}}" + strings.Repeat("x", 100) + "{{TOKEN}}"
 	want := strings.ReplaceAll(text, "{{TOKEN}}", token)
 	for name, in := range map[string]io.Reader{
-		"whole": strings.NewReader(text), "by half": iotest.HalfReader(strings.NewReader(text)), "by byte": iotest.OneByteReader(strings.NewReader(text)),
+		"whole":   strings.NewReader(text),
+		"by half": iotest.HalfReader(strings.NewReader(text)), "by byte": iotest.OneByteReader(strings.NewReader(text)),
 		"end with data": iotest.DataErrReader(strings.NewReader(text)),
 	} {
 		r := do(len(text), in)
@@ -494,12 +536,12 @@ func TestBodies(t *testing.T) {
 	// Placeholders make a head only so long.
 	for _, path := range []string{"/" + strings.Repeat("{{TOKEN}}", 5000), "/?" + strings.Repeat("{{TOKEN}}", 5000)} {
 		r := parse(t, "GET "+path+" HTTP/1.1\nHost: sub.example.com\n\n")
-		if d, ok := errors.AsType[*Denied](second2(w.at(r))); !ok || d.Status != 431 {
+		if d, ok := errors.AsType[*Denied](errOf(w.at(r))); !ok || d.Status != 431 {
 			t.Errorf("%.10s…: %v", path, d)
 		}
 	}
 	r = parse(t, "GET / HTTP/1.1\nHost: sub.example.com\n"+strings.Repeat("X-A: {{TOKEN}}{{TOKEN}}\n", 3000)+"\n")
-	if d, ok := errors.AsType[*Denied](second2(w.at(r))); !ok || d.Status != 431 {
+	if d, ok := errors.AsType[*Denied](errOf(w.at(r))); !ok || d.Status != 431 {
 		t.Errorf("many headers: %v", d)
 	}
 }

@@ -14,9 +14,10 @@ import (
 const minEcho = 8
 
 // echoes are the forms in which a value is searched for in answers: as it is, percent-encoded with
-// large and small letters, as in a JSON string (also with < > & or / escaped), and in base64 and base64url at each of the three places that it may have
-// in a longer text that is encoded. Of a value for basic, which is base64, also user:password
-// and the password. Forms that are the same are one needle.
+// large and small letters, as in a JSON string (also with < > & or / escaped), and in base64 and
+// base64url at each of the three places that it may have in a longer text that is encoded. Of a
+// value for basic, which is base64, also user:password and the password. Forms that are the same
+// are one needle.
 func echoes(credential, value string, basic bool) (all []needle) {
 	texts := []string{value}
 	if plain, err := base64.StdEncoding.DecodeString(value); basic && err == nil {

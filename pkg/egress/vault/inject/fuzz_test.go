@@ -35,7 +35,8 @@ func FuzzApply(f *testing.F) {
 			"3\r\nabc\r\n0\r\nAuthorization: x\r\n\r\nGET / HTTP/1.1\r\n\r\n",
 		"GET /v1/%2e%2e/admin HTTP/1.1\r\nHost: api.example.com:443\r\nConnection: Authorization\r\n\r\n",
 		"GET https://api.example.com/v1/ HTTP/1.1\r\nHost: www.example.net\r\n\r\n",
-		"POST /{{TOKEN}}?a=<MULTI-LINE>&b=$SECOND$$ HTTP/1.1\r\nHost: sub.example.com\r\nX-A: {{TOKEN}}\r\nContent-Length: 11\r\n\r\n<{{TOKEN}}>",
+		"POST /{{TOKEN}}?a=<MULTI-LINE>&b=$SECOND$$ HTTP/1.1\r\nHost: sub.example.com\r\nX-A: {{TOKEN}}\r\nContent-Length: 11\r\n\r\n" +
+			"<{{TOKEN}}>",
 		"GET /a/{{TOKEN}}/../b HTTP/1.1\r\nHost: sub.example.com\r\nAuthorization: Basic e3tUT0tFTn19OnE=\r\n\r\n",
 		"GET / HTTP/1.1\r\nHost: git.example.com\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
 		"TRACE / HTTP/1.1\r\nHost: two.example.com\r\nMax-Forwards: 0\r\n\r\n",

@@ -50,8 +50,9 @@ func TestMaskForms(t *testing.T) {
 	page, _ := json.Marshal(multi)
 	forms := map[string]string{
 		"raw": token, "percent": url.QueryEscape(token), "path": url.PathEscape(token), "lines": multi, "json": strings.Trim(jsonEscape(multi, false), `"`),
-		"json for a page": string(page[1 : len(page)-1]), "form": url.QueryEscape(multi), "percent with blanks": strings.ReplaceAll(url.QueryEscape(multi), "+", "%20"),
-		"second": second, "small letters": lowerHex(url.QueryEscape(token)), "json of PHP": strings.ReplaceAll(token, "/", `\/`),
+		"json for a page": string(page[1 : len(page)-1]), "form": url.QueryEscape(multi),
+		"percent with blanks": strings.ReplaceAll(url.QueryEscape(multi), "+", "%20"),
+		"second":              second, "small letters": lowerHex(url.QueryEscape(token)), "json of PHP": strings.ReplaceAll(token, "/", `\/`),
 	}
 	for name, form := range forms {
 		r := text("a" + form + "b" + form)
@@ -61,10 +62,11 @@ func TestMaskForms(t *testing.T) {
 		}
 	}
 	random := rand.New(rand.NewPCG(1, 2))
+	encodings := []*base64.Encoding{base64.StdEncoding, base64.URLEncoding, base64.RawStdEncoding, base64.RawURLEncoding}
 	for _, value := range []string{token, second, multi} {
 		for before := range 7 {
 			for after := range 7 {
-				for _, enc := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding, base64.RawStdEncoding, base64.RawURLEncoding} {
+				for _, enc := range encodings {
 					in := make([]byte, before+after)
 					for i := range in {
 						in[i] = byte(random.IntN(256))
@@ -155,7 +157,8 @@ func TestMaskLeaves(t *testing.T) {
 		r := text(token)
 		change(r)
 		answer(t, w, "sub.example.com", r)
-		if got, err := io.ReadAll(r.Body); string(got) != token || err != nil || r.ContentLength != int64(len(token)) || r.Header.Get("Content-Length") == "" {
+		got, err := io.ReadAll(r.Body)
+		if string(got) != token || err != nil || r.ContentLength != int64(len(token)) || r.Header.Get("Content-Length") == "" {
 			t.Errorf("%s: %q, %v, length %d", name, got, err, r.ContentLength)
 		}
 	}
@@ -294,7 +297,7 @@ func TestStreamByTheBook(t *testing.T) {
 func TestStreamMemory(t *testing.T) {
 	big := bytes.Repeat([]byte("x"), vault.MaxValue)
 	s := &searcher{needles: []needle{{text: []byte("{{TOKEN}}")}}}
-	src := io.NopCloser(io.LimitReader(&endless{[]byte("{{TOKEN}}")}, 9*1000))
+	src := io.NopCloser(io.LimitReader(&endless{"{{TOKEN}}", 0}, 9*1000))
 	st := newStream(src, s, func([]byte, *needle) ([]byte, error) { return big, nil }, func() error { return nil })
 	total, most := 0, 0
 	b := make([]byte, 4096)
@@ -310,12 +313,18 @@ func TestStreamMemory(t *testing.T) {
 	}
 }
 
-type endless struct{ b []byte }
+// endless is a text again and again. It fills what it is given.
+type endless struct {
+	text string
+	at   int
+}
 
 func (e *endless) Read(p []byte) (int, error) {
-	n := copy(p, e.b)
-	e.b = append(e.b[n:len(e.b):len(e.b)], e.b[:n]...)
-	return n, nil
+	for i := range p {
+		p[i] = e.text[e.at]
+		e.at = (e.at + 1) % len(e.text)
+	}
+	return len(p), nil
 }
 
 // TestTransport sends by a real client to a real server: what is refused in the middle of a body
