@@ -117,15 +117,18 @@ const (
 
 // An Auth says what a binding puts into a request.
 type Auth struct {
-	Type AuthType
+	Type AuthType `json:"type"`
 	// Headers are set to the value of their credential; Bearer and Basic have one, Authorization.
 	// Names are in the form of http.CanonicalHeaderKey.
-	Headers       []Header
-	Substitutions []Substitution
+	Headers       []Header       `json:"headers,omitempty"`
+	Substitutions []Substitution `json:"substitutions,omitempty"`
 }
 
 // A Header is a header and the credential that gives its value.
-type Header struct{ Name, Credential string }
+type Header struct {
+	Name       string `json:"name"`
+	Credential string `json:"credential"`
+}
 
 // Prefix is what stands before the value in a header of this type.
 func (t AuthType) Prefix() string {
@@ -151,9 +154,9 @@ const (
 
 // A Substitution replaces a text that the guest sends by the value of a credential.
 type Substitution struct {
-	Credential  string
-	Placeholder string // is compared byte by byte
-	In          []Place
+	Credential  string  `json:"credential"`
+	Placeholder string  `json:"placeholder"` // is compared byte by byte
+	In          []Place `json:"in"`
 }
 
 // Revision is 1 after Create, and one more after each Patch.

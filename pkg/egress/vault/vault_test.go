@@ -392,7 +392,7 @@ func TestStored(t *testing.T) {
 		"", "x", good[1:], good + "{}", strings.Replace(good, `"version":1`, `"version":2`, 1), strings.Replace(good, `"revision":1`, `"revision":0`, 1),
 		strings.Replace(good, `"name":"i"`, `"name":"f"`, 1), strings.Replace(good, `"type":"file"`, `"type":"url"`, 1),
 		strings.Replace(good, `"placeholder":"sbxph_`, `"placeholder":"sbxph-`, 1), strings.Replace(good, `"version"`, `"x":1,"version"`, 1),
-		strings.Replace(good, `"Credential":"f"`, `"Credential":"none"`, 1), strings.Replace(good, `"Type":"bearer"`, `"Type":"apikey"`, 1),
+		strings.Replace(good, `"credential":"f"`, `"credential":"none"`, 1), strings.Replace(good, `"type":"bearer"`, `"type":"apikey"`, 1),
 		strings.Replace(good, `["*.example.com"]`, `[]`, 1),
 	} {
 		if v, err := Decode([]byte(bad)); err == nil || strings.Contains(err.Error(), "ü") {

@@ -365,6 +365,8 @@ func TestDrawn(t *testing.T) {
 		{head("/?x="+tok, "www.example.net", "\n"), "wrong-host token query"},
 		{head("/", "www.example.net", tok+": 1\n\n"), "wrong-host token header"},
 		{head("/", strings.ToLower(tok)+".example.net", "\n"), "wrong-host token host"},
+		{tok + " / HTTP/1.1\nHost: www.example.net\n\n", "wrong-host token method"},
+		{head("/", "www.example.net", "Transfer-Encoding: chunked\nTrailer: "+tok+"\n\n0\n\n"), "wrong-host token trailer"},
 		{body("www.example.net", "application/octet-stream", "x"+tok), "wrong-host token body"},
 		{chunks("www.example.net", "a"+tok, ""), "wrong-host token body"},
 		{chunks("www.example.net", "a", "X-T: "+tok+"\n"), "wrong-host token trailer"},

@@ -12,6 +12,8 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 
@@ -170,6 +172,9 @@ func TestMaskLeaves(t *testing.T) {
 	if len(w.events) > 0 {
 		t.Error(w.events)
 	}
+	if u := (*Use)(nil); u.Mask(text(token)) != nil || u.Binding() != "" {
+		t.Error("a Use of nothing does something")
+	}
 	// A value of another binding of the host is found, also if this request got none.
 	req := parse(t, "GET /v2 HTTP/1.1\nHost: api.example.com\n\n")
 	u, err := w.at(req)
@@ -206,6 +211,40 @@ func TestMaskRotated(t *testing.T) {
 	}
 	if got, _ := io.ReadAll(r.Body); string(got) != "*** ***" {
 		t.Errorf("%s", got)
+	}
+}
+
+// TestConcurrent: one Live serves many requests at once, while a value changes.
+func TestConcurrent(t *testing.T) {
+	v, err := vault.CreateTrusted([]byte(`{"credentials":[{"name":"f","source":{"type":"file","path":"/x"}}],"bindings":[
+		{"name":"b","match":{"hosts":["a.example.com"]},"auth":{"type":"bearer","credential":"f"}}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n, events atomic.Int64
+	l := New(v, Options{
+		Mask: true, Report: func(Event) { events.Add(1) }, Source: func(*vault.Credential) (vault.Secret, error) {
+			return vault.NewSecret(fmt.Sprintf("sEcr3T-number-%d", n.Add(1)%2)), nil
+		},
+	})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 50 {
+				u, err := l.Apply(parse(t, "GET / HTTP/1.1\nHost: a.example.com\n\n"), "https", "a.example.com", 443)
+				r := text("sEcr3T-number-0 sEcr3T-number-1")
+				if err := errors.Join(err, u.Mask(r)); err != nil {
+					t.Error(err)
+				}
+				if got := mustRead(r.Body); bytes.Count(got, []byte("***")) < 1 {
+					t.Errorf("%s", got)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if events.Load() != 400 {
+		t.Errorf("%d events of 400 answers", events.Load())
 	}
 }
 
@@ -258,12 +297,19 @@ func TestStreamByTheBook(t *testing.T) {
 		}
 		return string(b)
 	}
-	for range 4000 {
+	for round := range 4000 {
 		s := &searcher{}
-		for range r.IntN(4) {
-			s.needles = append(s.needles, needle{text: []byte(word(1 + r.IntN(6)))})
+		shortest := 1 + round%2 // with one byte, the first way of a cursor is not gone
+		for range r.IntN(2 * many) {
+			s.needles = append(s.needles, needle{text: []byte(word(shortest + r.IntN(6)))})
 		}
 		in := word(r.IntN(60))
+		if round%4 == 0 {
+			in = word(r.IntN(2 * long)) // the budget of the first way is spent on some of these
+		}
+		if round%8 == 0 {
+			in = strings.ReplaceAll(in, "ab", "....")
+		}
 		src := &pieces{in, r, 0}
 		to := func(b []byte, _ *needle) ([]byte, error) { return []byte("<" + string(b) + ">"), nil }
 		st := newStream(io.NopCloser(src), s, to, func() error { return nil })
@@ -287,8 +333,37 @@ func TestStreamByTheBook(t *testing.T) {
 		if string(got) != want {
 			t.Fatalf("%q of %q: %q; want %q", s.needles, in, got, want)
 		}
-		if once, err := s.replace(in, 1000, to); once != want || err != nil {
+		if once, err := s.replace(in, 100_000, to); once != want || err != nil {
 			t.Fatalf("%q at once: %q, %v; want %q", in, once, err, want)
+		}
+	}
+}
+
+// TestWaysAgree: both ways of a cursor find the same placeholders and needles in a long text.
+func TestWaysAgree(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for range 300 {
+		parts := []string{alien, alien[:20], "sbxph_", "sb", "needle-1", "needle-12", "needle-", "sbxph_ABCD", alien + "A", "\n"}
+		var in strings.Builder
+		for in.Len() < 2*long {
+			in.WriteString(parts[r.IntN(len(parts))])
+		}
+		var got [2]string
+		for i, n := range []int{1, many} {
+			s := &searcher{drawn: true, needles: []needle{{text: []byte("needle-1")}, {text: []byte("needle-12")}, {text: []byte("sbxph_ABCD")}}}
+			for range n {
+				s.needles = append(s.needles, needle{text: []byte("is nowhere")})
+			}
+			out, err := s.replace(in.String(), 1<<20, func(b []byte, n *needle) ([]byte, error) {
+				return fmt.Appendf(nil, "<%s %v>", b, n != nil), nil
+			})
+			if err != nil || (s.pairs != nil) != (i == 1) {
+				t.Fatal(err, i)
+			}
+			got[i] = out
+		}
+		if got[0] != got[1] || !strings.Contains(got[0], "<"+alien+" false>") {
+			t.Fatalf("%s\n%s\n%s", in.String(), got[0], got[1])
 		}
 	}
 }
