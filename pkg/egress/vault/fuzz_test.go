@@ -31,8 +31,13 @@ func checkVault(t *testing.T, v *Vault) {
 	}
 	shown, err := json.Marshal(v.State())
 	hidden, _ := json.Marshal(others(v).State())
-	if err != nil || string(shown) != string(hidden) || strings.Contains(string(shown), ":null") {
+	if s := v.State(); err != nil || string(shown) != string(hidden) || s.Credentials == nil || s.Bindings == nil {
 		t.Fatalf("state %s, with other values %s, %v", shown, hidden, err)
+	}
+	for _, b := range v.State().Bindings {
+		if m := b.Match; len(m.Schemes) == 0 || len(m.Hosts) == 0 || len(m.Methods) == 0 || len(m.Paths) == 0 {
+			t.Fatalf("an empty list: %s", shown)
+		}
 	}
 	if v.size() > MaxSize || len(v.credentials) > MaxCredentials || len(v.bindings) > MaxBindings {
 		t.Fatalf("%d bytes, %d credentials, %d bindings", v.size(), len(v.credentials), len(v.bindings))

@@ -40,7 +40,11 @@ func meet[T any](as, bs []T, overlap func(a, b T) bool) bool {
 }
 
 // checkOverlap refuses two bindings that can match one request: which credential it gets must
-// not depend on an order.
+// not depend on an order. OpenSandbox lets an exact host win over a wildcard. Here these are
+// refused too: where the exact one does not match, by its path, the request would get the other
+// credential.
+//
+// Of paths the check is strict: it also counts texts that no path can be, such as those with //.
 //
 // A vault has at most MaxAllHosts hosts and MaxAllPaths paths. So all pairs of bindings compare
 // at most half a million pairs of each: 63 ms on a busy host (BenchmarkOverlap).

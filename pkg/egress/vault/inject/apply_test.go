@@ -402,6 +402,11 @@ func TestDrawn(t *testing.T) {
 			t.Errorf("the guest is told %q", d.Text)
 		}
 	}
+	_, err := w.at(parse(t, head("/?"+tok, "www.example.net", "\n")))
+	if want := `the credential "token" in its query. It may stand only in the header Authorization of GET, POST by https to ` +
+		"api.example.com with a path /v1/*; and in the path, the query, the header, the body of "; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v; want %s", err, want)
+	}
 	// One that nobody knows, as of a credential that was deleted, is a text like any other.
 	r := parse(t, head("/"+vault.PlaceholderPrefix+strings.Repeat("7", 26), "www.example.net", "\n"))
 	if _, err := w.at(r); err != nil {

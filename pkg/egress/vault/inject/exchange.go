@@ -1,8 +1,10 @@
 package inject
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 )
@@ -67,14 +69,50 @@ func (x *exchange) swap(text []byte, n *needle) ([]byte, error) {
 	return text, nil
 }
 
-// refuse refuses a placeholder of a credential of this sandbox.
+// refuse refuses a placeholder of a credential of this sandbox, and says where it may stand.
 func (x *exchange) refuse(s *secret) error {
-	kind, text := WrongHost, "is bound to other hosts than this one"
+	kind, where := WrongHost, []string(nil)
 	for _, b := range x.a.l.bindings {
-		if slices.Contains(b.Uses(), s.Name) && b.MatchesHost(x.a.host) {
-			kind, text = WrongPlace, "is not bound to this place of this request ("+x.place+")"
+		if !slices.Contains(b.Uses(), s.Name) {
+			continue
+		}
+		if b.MatchesHost(x.a.host) {
+			kind = WrongPlace
+		}
+		where = append(where, target(b, s.Name))
+	}
+	may := "No binding uses that credential."
+	if len(where) > 0 {
+		may = "It may stand only in " + strings.Join(first(where, 3), "; and in ") + "."
+	}
+	return x.a.deny(Event{Kind: kind, Credential: s.Name, Place: x.place}, http.StatusForbidden, fmt.Sprintf(
+		"sandboxd does not send this request: it has the placeholder of the credential %q in its %s. %s", s.Name, x.place, may))
+}
+
+// target is where a binding puts a credential, in words.
+func target(b *vault.Binding, credential string) string {
+	var in []string
+	for _, h := range b.Auth.Headers {
+		if h.Credential == credential {
+			in = append(in, "the header "+h.Name)
 		}
 	}
-	return x.a.deny(Event{Kind: kind, Credential: s.Name, Place: x.place}, http.StatusForbidden,
-		"sandboxd does not send this request: it has the placeholder of the credential "+s.Name+", which "+text+".")
+	for _, s := range b.Auth.Substitutions {
+		for _, place := range s.In {
+			if s.Credential == credential {
+				in = append(in, "the "+string(place))
+			}
+		}
+	}
+	list := func(all []string) string { return strings.Join(first(all, 5), ", ") }
+	return fmt.Sprintf("%s of %s by %s to %s with a path %s", list(in), list(b.Match.Methods), list(b.Match.Schemes), list(b.Match.Hosts),
+		list(b.Match.Paths))
+}
+
+// first is the beginning of a list, for people.
+func first(all []string, n int) []string {
+	if len(all) <= n {
+		return all
+	}
+	return append(slices.Clone(all[:n]), "others")
 }
