@@ -403,8 +403,9 @@ func TestDrawn(t *testing.T) {
 		}
 	}
 	_, err := w.at(parse(t, head("/?"+tok, "www.example.net", "\n")))
-	if want := `the credential "token" in its query. It may stand only in the header Authorization of GET, POST by https to ` +
-		"api.example.com with a path /v1/*; and in the path, the query, the header, the body of "; err == nil || !strings.Contains(err.Error(), want) {
+	want := `the credential "token" in its query. It may stand only in the header Authorization of GET, POST by https to ` +
+		"api.example.com with a path /v1/*; and in the path, the query, the header, the body of "
+	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %s", err, want)
 	}
 	// One that nobody knows, as of a credential that was deleted, is a text like any other.

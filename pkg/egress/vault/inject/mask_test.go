@@ -350,7 +350,10 @@ func TestWaysAgree(t *testing.T) {
 		}
 		var got [2]string
 		for i, n := range []int{1, many} {
-			s := &searcher{drawn: true, needles: []needle{{text: []byte("needle-1")}, {text: []byte("needle-12")}, {text: []byte("sbxph_ABCD")}}}
+			s := &searcher{drawn: true}
+			for _, text := range []string{"needle-1", "needle-12", "sbxph_ABCD"} {
+				s.needles = append(s.needles, needle{text: []byte(text)})
+			}
 			for range n {
 				s.needles = append(s.needles, needle{text: []byte("is nowhere")})
 			}
