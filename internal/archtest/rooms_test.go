@@ -75,7 +75,10 @@ var rooms = map[string]map[string][]string{
 		"authority": {"policy"},
 		// flows by name, for the next daemon
 		"flowfile": {},
-		".":        {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
+		// the credential vault as a model; and its credentials in requests
+		"vault":        {"policy"},
+		"vault/inject": {"vault"},
+		".":            {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},
