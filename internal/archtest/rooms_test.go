@@ -67,7 +67,9 @@ var rooms = map[string]map[string][]string{
 		"child":   {},        // the line to a child, and who starts it again
 		"policy":  {},        // rules, without I/O
 		"heads":   {"child"}, // a child: the heads of connections
-		"names":   {"child"}, // a child: DNS
+		// a child for a sandbox with inspected hosts: it ends TLS
+		"terminate": {"child", "heads"},
+		"names":     {"child"}, // a child: DNS
 		"tunnel":  {},        // what names may carry out
 		"flowlog": {},        // flows by destination, and bytes
 		"leases":  {},        // which addresses DNS has answered for which names

@@ -66,7 +66,7 @@ func newDesk(t *testing.T, addr string, allow ...string) *desk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.s = newServer()
+	d.s = newServer(nil)
 	go c.Run(d.s.begin(c))  //nolint:errcheck // ends with the test
 	go d.line.Run(d.handle) //nolint:errcheck // likewise
 	t.Cleanup(func() { d.line.Close() })
@@ -496,7 +496,7 @@ func TestHTTP(t *testing.T) {
 		},
 		"denied": {"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n", []string{"403 Forbidden", denied + `other.test"}`}, []string{"3 other.test"}},
 		"too many headers": {
-			"GET / HTTP/1.1\r\nHost: allowed.test\r\n" + strings.Repeat("a:\r\n", maxLines+1) + "\r\n",
+			"GET / HTTP/1.1\r\nHost: allowed.test\r\n" + strings.Repeat("a:\r\n", MaxLines+1) + "\r\n",
 			[]string{"431 Request Header Fields Too Large", "128 headers at most"},
 			nil,
 		},
@@ -659,7 +659,7 @@ func TestNoHost(t *testing.T) {
 // TestLargeResponse: a head of a response that would need much memory is not passed on.
 func TestLargeResponse(t *testing.T) {
 	for what, head := range map[string]string{
-		"long": "X: " + strings.Repeat("x", maxHead) + "\r\n", "many lines": strings.Repeat("a:\r\n", maxLines+1),
+		"long": "X: " + strings.Repeat("x", MaxHead) + "\r\n", "many lines": strings.Repeat("a:\r\n", MaxLines+1),
 	} {
 		d := newDesk(t, serve(t, func(c net.Conn) {
 			http.ReadRequest(bufio.NewReader(c)) //nolint:errcheck // the answer says
@@ -750,7 +750,7 @@ func TestSlowHead(t *testing.T) {
 			start := time.Now()
 			io.WriteString(g, send) //nolint:errcheck // the answer says
 			b, err := io.ReadAll(g)
-			if took := time.Since(start); took < headLimit-time.Second || len(b) > 0 {
+			if took := time.Since(start); took < HeadLimit-time.Second || len(b) > 0 {
 				t.Errorf("%q, %v after %s", b, err, took)
 			}
 		})
