@@ -89,7 +89,7 @@ func TestGuestRefuses(t *testing.T) {
 		{&tls.Config{RootCAs: authority().pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, GuestHandshake},
 	} {
 		c.conf.ServerName = host
-		g := tls.Client(d.connectTCP(), c.conf)
+		g := tls.Client(d.connect(), c.conf)
 		if err := g.Handshake(); err == nil {
 			t.Error("it has shaken hands")
 		}
@@ -105,7 +105,7 @@ func TestGuestRefuses(t *testing.T) {
 func TestEnds(t *testing.T) {
 	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
 	hello := make([]byte, 64<<10)
-	g := d.connectTCP()
+	g := d.connect()
 	io.WriteString(g, "\x16\x03\x01") //nolint:errcheck // it is closed
 	g.Close()
 	<-d.ended
@@ -117,7 +117,7 @@ func TestEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	near.Close()
-	g = d.connectTCP()
+	g = d.connect()
 	g.Write(hello[:n]) //nolint:errcheck // it is closed
 	if _, err := g.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestUnreachable(t *testing.T) {
 			s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{must(certOf())}})
 			go func() {
 				defer s.Close()
-				s.Read(make([]byte, 100))          //nolint:errcheck // the guest says
+				s.Read(make([]byte, 100))              //nolint:errcheck // the guest says
 				io.WriteString(s, "what is this?\r\n") //nolint:errcheck // likewise
 			}()
 		}
@@ -239,10 +239,15 @@ func TestLeaves(t *testing.T) {
 		name, err string
 		asked     int // how often by then
 	}{
-		{host, "", 1}, {host, "", 1},
-		{"never.example.com", "no rule marks never", 1}, {"never.example.com", "no rule marks never", 2},
-		{"later.example.com", "no rule", 1}, {"later.example.com", "", 2}, {"later.example.com", "", 2},
-		{"soon.example.com", "", 1}, {"soon.example.com", "", 2},
+		{host, "", 1},
+		{host, "", 1},
+		{"never.example.com", "no rule marks never", 1},
+		{"never.example.com", "no rule marks never", 2},
+		{"later.example.com", "no rule", 1},
+		{"later.example.com", "", 2},
+		{"later.example.com", "", 2},
+		{"soon.example.com", "", 1},
+		{"soon.example.com", "", 2},
 	} {
 		cert, err := l.of(t.Context(), line, c.name)
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || asked[c.name] != c.asked {

@@ -65,8 +65,10 @@ func refuse(r *http.Request, to Destination) *Refusal {
 	case !heads.PlainTarget(r, to.Scheme), r.ProtoMajor > 1 && r.URL.Host != "":
 		return bad("sandboxd does not send on this target of a request: write a path, or " + to.Scheme + ":// with the host in ASCII.")
 	case heads.Lines(r.Header) > heads.MaxLines:
-		return &Refusal{http.StatusRequestHeaderFieldsTooLarge, "SANDBOX::HEADERS_TOO_LARGE",
-			fmt.Sprintf("sandboxd passes on a request with %d headers at most.", heads.MaxLines)}
+		return &Refusal{
+			http.StatusRequestHeaderFieldsTooLarge, "SANDBOX::HEADERS_TOO_LARGE",
+			fmt.Sprintf("sandboxd passes on a request with %d headers at most.", heads.MaxLines),
+		}
 	case slices.ContainsFunc(r.Header["Host"], func(h string) bool { return h != r.Host }): // only HTTP/2 leaves it there
 		return bad("The request has an :authority and another Host: send one of them.")
 	case len(r.Header["Content-Length"]) > 1:
@@ -102,13 +104,22 @@ type bySession struct{ i *inspector }
 // RoundTrip sends a request.
 func (b bySession) RoundTrip(r *http.Request) (*http.Response, error) {
 	s := sessionOf(r.Context())
+	if r.ProtoMajor == 1 && r.Body != nil && long(r.ContentLength) {
+		r.Body = newAhead(r.Body)
+	}
 	resp, err := b.i.judged(r, Destination{"https", s.Name, s.Port()}, s.server)
 	if err != nil {
 		return nil, b.i.explain(s, r, err)
 	}
 	s.spoke.Store(true)
+	if resp.ProtoMajor == 1 && resp.StatusCode != http.StatusSwitchingProtocols && long(resp.ContentLength) {
+		resp.Body = newAhead(resp.Body)
+	}
 	return resp, nil
 }
+
+// long reports whether a body may be so long that it is worth an ahead.
+func long(length int64) bool { return length < 0 || length > aheadFrom }
 
 // RoundTrip sends a request of HTTP without TLS.
 func (i *inspector) RoundTrip(g *heads.Guest, r *http.Request, send http.RoundTripper) (*http.Response, error) {
@@ -122,8 +133,10 @@ func (i *inspector) RoundTrip(g *heads.Guest, r *http.Request, send http.RoundTr
 	return i.judged(r, to, send)
 }
 
-var errNoJudge = &Refusal{http.StatusBadGateway, "SANDBOX::UNAVAILABLE",
-	"sandboxd could not decide on this request: its log says why. It was not sent."}
+var errNoJudge = &Refusal{
+	http.StatusBadGateway, "SANDBOX::UNAVAILABLE",
+	"sandboxd could not decide on this request: its log says why. It was not sent.",
+}
 
 // judged sends a request on if the Judge lets it pass, and shows it what comes back.
 func (i *inspector) judged(r *http.Request, to Destination, send http.RoundTripper) (*http.Response, error) {

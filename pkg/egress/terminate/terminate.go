@@ -43,8 +43,8 @@ const Version = 1
 // Memory is the limit of a child's data, in bytes, for 256 connections of its sandbox. Of one
 // it holds 80 KiB for the two sides of TLS, and with HTTP/2 what its windows allow if nobody
 // reads: 256 KiB from the guest, and 2 MiB from the server. Each request, of which there are
-// maxRequests, holds 256 KiB: 128 KiB for its head and the copy, 64 KiB of buffers, stacks.
-// For 256 flows of HTTP/1.1 this is 84 MiB; for maxRequests of them on HTTP/2, 148 MiB, and 2.2
+// maxRequests, holds 384 KiB: 128 KiB for its head and the copy, 160 KiB of buffers (see ahead),
+// stacks. For 256 flows of HTTP/1.1 this is 116 MiB; for maxRequests on HTTP/2, 212 MiB, and 2.2
 // MiB for each connection whose guest does not read. The collector keeps the child below two
 // thirds of the limit. A guest that wants more than that loses its own connections: no other
 // sandbox has any here.

@@ -126,11 +126,13 @@ func TestAnswers(t *testing.T) {
 	}
 	eachWay(t, h, func(t *testing.T, d *desk, c *http.Client, k *clerk) {
 		for path, check := range map[string]func(*http.Response, string) bool{
-			"/head":     func(r *http.Response, b string) bool { return r.ContentLength == 12345 && b == "" },
-			"/204":      func(r *http.Response, b string) bool { return r.StatusCode == 204 && b == "" },
-			"/304":      func(r *http.Response, b string) bool { return r.StatusCode == 304 && r.Header.Get("ETag") == `"x"` },
-			"/range":    func(r *http.Response, b string) bool { return r.StatusCode == 206 && b == "234" },
-			"/untyped":  func(r *http.Response, b string) bool { return r.Header["Content-Type"] == nil && r.Header["Date"] == nil },
+			"/head":  func(r *http.Response, b string) bool { return r.ContentLength == 12345 && b == "" },
+			"/204":   func(r *http.Response, b string) bool { return r.StatusCode == 204 && b == "" },
+			"/304":   func(r *http.Response, b string) bool { return r.StatusCode == 304 && r.Header.Get("ETag") == `"x"` },
+			"/range": func(r *http.Response, b string) bool { return r.StatusCode == 206 && b == "234" },
+			"/untyped": func(r *http.Response, b string) bool {
+				return r.Header["Content-Type"] == nil && r.Header["Date"] == nil
+			},
 			"/redirect": func(r *http.Response, b string) bool { return r.Header.Get("Location") == "https://other.example.com/" },
 		} {
 			method := "GET"
@@ -423,12 +425,12 @@ func TestOtherNames(t *testing.T) {
 	conf := &tls.Config{Certificates: []tls.Certificate{public().serves("plain.example.com", time.Now().Add(time.Hour))}}
 	k := &clerk{}
 	d := newDesk(t, k.maker, newSite(t, http.HandlerFunc(echo), false, conf).dial)
-	c := tls.Client(d.connectTCP(), &tls.Config{RootCAs: public().pool(), ServerName: "plain.example.com"})
+	c := tls.Client(d.connect(), &tls.Config{RootCAs: public().pool(), ServerName: "plain.example.com"})
 	if err := c.Handshake(); err != nil {
 		t.Fatal(err)
 	}
 	c.Close()
-	c = tls.Client(d.connectTCP(), &tls.Config{RootCAs: public().pool(), ServerName: "other.example.com"})
+	c = tls.Client(d.connect(), &tls.Config{RootCAs: public().pool(), ServerName: "other.example.com"})
 	if err := c.Handshake(); err == nil || !strings.Contains(err.Error(), "access denied") {
 		t.Error(err)
 	}
@@ -448,7 +450,7 @@ func TestPlainHTTP(t *testing.T) {
 	d := newDesk(t, k.maker, s.dial)
 	d.port = 80
 	c := &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
-		return d.connectTCP(), nil
+		return d.connect(), nil
 	}}}
 	for url, want := range map[string]string{
 		"http://" + host + "/x":       `X-Secret=["s3cret"]`,
@@ -473,7 +475,7 @@ func TestPlainHTTP(t *testing.T) {
 		t.Errorf("judged %v, want %v", got, want)
 	}
 	// On one connection.
-	g := d.connectTCP()
+	g := d.connect()
 	defer g.Close()
 	r := bufio.NewReader(g)
 	for i, c := range []struct{ host, has string }{

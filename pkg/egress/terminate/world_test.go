@@ -272,20 +272,14 @@ func (d *desk) answer(m child.Message) {
 	d.line.Answer(m, a.Append(nil), nil) //nolint:errcheck // the guest waits
 }
 
-// connect is a guest's connection, through the child.
-func (d *desk) connect() net.Conn {
-	d.t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	near, far := connOf(d.t, fds[0]), connOf(d.t, fds[1])
-	d.serve(far.(*net.UnixConn))
-	return near
+// pair is both ends of a connection without a network.
+func pair() (near, far net.Conn) {
+	fds := must(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0))
+	return must(fileConn(fds[0])), must(fileConn(fds[1]))
 }
 
-// connectTCP is connect for tests in which the end of a connection counts.
-func (d *desk) connectTCP() *net.TCPConn {
+// connect is a guest's connection, through the child.
+func (d *desk) connect() *net.TCPConn {
 	d.t.Helper()
 	l := must(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
@@ -307,20 +301,19 @@ func (d *desk) serve(far interface {
 	d.mu.Unlock()
 	f := heads.Flow{Number: number, Dst: netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), d.port)}
 	if err := d.line.Tell(heads.KindServe, f.Append(nil), far); err != nil {
-		d.t.Fatal(err)
+		panic(err)
 	}
 }
 
-func connOf(t testing.TB, fd int) net.Conn {
+// fileConn makes a connection of a descriptor, which it closes.
+func fileConn(fd int) (net.Conn, error) {
 	f := os.NewFile(uintptr(fd), "socket")
 	defer f.Close()
 	c, err := net.FileConn(f)
-	if err != nil {
-		t.Fatal(err)
+	if err == nil {
+		err = c.SetDeadline(time.Now().Add(time.Minute))
 	}
-	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // shows in reads
-	return c
+	return c, err
 }
 
 // client is a guest that speaks HTTP/1.1, or HTTP/2.
@@ -329,7 +322,7 @@ func (d *desk) client(h2 bool) *http.Client {
 	p.SetHTTP1(!h2)
 	p.SetHTTP2(h2)
 	t := &http.Transport{
-		DialContext:     func(context.Context, string, string) (net.Conn, error) { return d.connectTCP(), nil },
+		DialContext:     func(context.Context, string, string) (net.Conn, error) { return d.connect(), nil },
 		TLSClientConfig: &tls.Config{RootCAs: authority().pool()}, Protocols: p, DisableCompression: true,
 		ExpectContinueTimeout: time.Minute,
 	}
@@ -340,7 +333,7 @@ func (d *desk) client(h2 bool) *http.Client {
 // tls is a guest's connection, with the handshake done.
 func (d *desk) tls(protocols ...string) *tls.Conn {
 	d.t.Helper()
-	c := tls.Client(d.connectTCP(), &tls.Config{RootCAs: authority().pool(), ServerName: host, NextProtos: protocols})
+	c := tls.Client(d.connect(), &tls.Config{RootCAs: authority().pool(), ServerName: host, NextProtos: protocols})
 	c.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // shows in reads
 	if err := c.Handshake(); err != nil {
 		d.t.Fatal(err)
@@ -446,4 +439,3 @@ func (d *desk) raw(send string, want ...string) string {
 		}
 	}
 }
-
