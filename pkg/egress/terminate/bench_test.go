@@ -28,7 +28,7 @@ func sized(rw http.ResponseWriter, r *http.Request) {
 
 // TestLargeBodies: bodies pass both ways in memory that does not grow with them.
 func TestLargeBodies(t *testing.T) {
-	const size = 96 << 20
+	const size = 48 << 20
 	eachWay(t, sized, func(t *testing.T, d *desk, c *http.Client, k *clerk) {
 		get(t, c, request(t, "GET", "https://"+host+"/0", nil))
 		var before, most uint64

@@ -57,7 +57,8 @@ func bare(t *testing.T, line *os.File) (pid int, wait func() error) {
 // confined starts one as the daemon does.
 func confined(t *testing.T, line *os.File) (pid int, wait func() error) {
 	t.Helper()
-	p, err := confine.Start(context.WithoutCancel(t.Context()), confine.Child{Verb: Verb, Files: []*os.File{line}, Serves: true, Memory: Memory})
+	c := confine.Child{Verb: Verb, Files: []*os.File{line}, Serves: true, Memory: Memory}
+	p, err := confine.Start(context.WithoutCancel(t.Context()), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +85,7 @@ func testProcess(t *testing.T, start func(*testing.T, *os.File) (int, func() err
 	})
 	<-runs
 	d.configure(line)
-	const size = 256 << 20
+	const size = 128 << 20
 	for _, h2 := range []bool{false, true} {
 		c := d.client(h2)
 		get(t, c, request(t, "GET", "https://"+host+"/1", nil))

@@ -21,13 +21,14 @@ import (
 // TestServerCertificates: of a server that is not verified, the guest reads why, and the server
 // no request.
 func TestServerCertificates(t *testing.T) {
+	later := time.Now().Add(time.Hour)
 	for what, c := range map[string]struct {
 		cert tls.Certificate
 		want string
 	}{
-		"another name":      {public().serves("other.example.com", time.Now().Add(time.Hour)), "is valid for other.example.com, not " + host},
+		"another name":      {public().serves("other.example.com", later), "is valid for other.example.com, not " + host},
 		"expired":           {public().serves(host, time.Now().Add(-time.Hour)), "expired"},
-		"another authority": {authority().serves(host, time.Now().Add(time.Hour)), "unknown authority"},
+		"another authority": {authority().serves(host, later), "unknown authority"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			seen := &record{}
@@ -78,13 +79,14 @@ func TestClientCertificates(t *testing.T) {
 // TestGuestRefuses: the daemon hears of a program that does not trust the authority.
 func TestGuestRefuses(t *testing.T) {
 	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
+	pin := func(tls.ConnectionState) error { return errors.New("another certificate is expected") }
 	for _, c := range []struct {
 		conf *tls.Config
 		want NoteKind
 	}{
 		{&tls.Config{RootCAs: public().pool(), MaxVersion: tls.VersionTLS12}, GuestRefuses},
 		{&tls.Config{RootCAs: public().pool(), MinVersion: tls.VersionTLS13}, GuestRefuses},
-		{&tls.Config{RootCAs: authority().pool(), VerifyConnection: func(tls.ConnectionState) error { return errors.New("a pin") }}, GuestRefuses},
+		{&tls.Config{RootCAs: authority().pool(), VerifyConnection: pin}, GuestRefuses},
 		{&tls.Config{RootCAs: authority().pool(), NextProtos: []string{"mqtt"}}, GuestHandshake},
 		{&tls.Config{RootCAs: authority().pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, GuestHandshake},
 	} {
@@ -301,7 +303,8 @@ func FuzzMessages(f *testing.F) {
 	f.Add(Leaf{[][]byte{{1, 2}, {3}}, []byte{4}, "x"}.Append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if n, err := ParseNote(b); err == nil {
-			if string(n.Append(nil)) != string(b) || heads.PlainName(n.Name) != n.Name || len(n.Text) > maxNote || strings.ContainsAny(n.Text, "\x1b\n\x00") {
+			same := string(n.Append(nil)) == string(b) && heads.PlainName(n.Name) == n.Name
+			if !same || len(n.Text) > maxNote || strings.ContainsAny(n.Text, "\x1b\n\x00") {
 				t.Fatalf("%q", n)
 			}
 		}

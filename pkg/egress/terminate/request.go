@@ -75,7 +75,7 @@ func refuse(r *http.Request, to Destination) *Refusal {
 		return bad("The request has more than one Content-Length.")
 	case !at(r.Host, to):
 		return &Refusal{http.StatusMisdirectedRequest, "SANDBOX::MISDIRECTED", fmt.Sprintf(
-			"This connection is for %s, port %d, and the request for another host: send that on a connection of its own.", to.Name, to.Port)}
+			"This connection is for %s, port %d, and the request is for another host: send it on its own connection.", to.Name, to.Port)}
 	}
 	return nil
 }

@@ -373,7 +373,8 @@ func TestWebSocket(t *testing.T) {
 			return
 		}
 		defer c.Close()
-		fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nX-Echo: %s\r\n\r\n", r.Header.Get("X-Secret"))
+		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n") //nolint:errcheck // likewise
+		fmt.Fprintf(c, "X-Echo: %s\r\n\r\n", r.Header.Get("X-Secret"))
 		io.Copy(c, b) //nolint:errcheck // the client says
 	})
 	for _, h2 := range []bool{false, true} { // a server of both gets a connection of HTTP/1.1
@@ -479,7 +480,11 @@ func TestPlainHTTP(t *testing.T) {
 	defer g.Close()
 	r := bufio.NewReader(g)
 	for i, c := range []struct{ host, has string }{
-		{"plain.example.com", "GET /0 plain"}, {host, secret}, {"plain.example.com", "GET /2 plain"}, {host + ":81", "MISDIRECTED"}, {host, secret},
+		{"plain.example.com", "GET /0 plain"},
+		{host, secret},
+		{"plain.example.com", "GET /2 plain"},
+		{host + ":81", "MISDIRECTED"},
+		{host, secret},
 	} {
 		fmt.Fprintf(g, "GET /%d HTTP/1.1\r\nHost: %s\r\n\r\n", i, c.host)
 		resp, err := http.ReadResponse(r, nil)

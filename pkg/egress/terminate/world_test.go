@@ -263,10 +263,8 @@ func (d *desk) answer(m child.Message) {
 		number := d.socket
 		d.open[number] = c
 		d.mu.Unlock()
-		d.line.Answer(m, heads.Opened{Result: heads.Granted, Socket: number}.Append(nil), c.(interface { //nolint:errcheck // the guest waits
-			net.Conn
-			SyscallConn() (syscall.RawConn, error)
-		}))
+		a = heads.Opened{Result: heads.Granted, Socket: number}
+		d.line.Answer(m, a.Append(nil), c.(syscall.Conn)) //nolint:errcheck // the guest waits
 		return
 	}
 	d.line.Answer(m, a.Append(nil), nil) //nolint:errcheck // the guest waits
@@ -380,7 +378,8 @@ func (s *site) dial() (net.Conn, error) { return net.Dial("tcp", s.addr) }
 func echo(rw http.ResponseWriter, r *http.Request) {
 	b, err := io.ReadAll(r.Body)
 	rw.Header().Set("X-Echo", r.Header.Get("X-Secret"))
-	fmt.Fprintf(rw, "%s %s %s %s len=%d te=%v body=%s %v\n", r.Proto, r.Method, r.RequestURI, r.Host, r.ContentLength, r.TransferEncoding, b, err)
+	fmt.Fprintf(rw, "%s %s %s %s len=%d te=%v ", r.Proto, r.Method, r.RequestURI, r.Host, r.ContentLength, r.TransferEncoding)
+	fmt.Fprintf(rw, "body=%s %v\n", b, err)
 	for k, v := range r.Header {
 		fmt.Fprintf(rw, "%s=%q\n", k, v)
 	}
