@@ -33,6 +33,7 @@ type desk struct {
 	line  *child.Conn
 	addr  string
 	allow map[string]bool // "": without a name
+	marks string          // a name that is allowed, but to be inspected
 	first bool            // the server may speak first
 
 	mu     sync.Mutex
@@ -105,6 +106,10 @@ func (d *desk) answer(m child.Message) {
 	d.mu.Lock()
 	d.asked = append(d.asked, o)
 	d.mu.Unlock()
+	if d.marks != "" && o.Name == d.marks {
+		d.line.Answer(m, Opened{Inspect, 0, ""}.Append(nil), nil) //nolint:errcheck // the guest waits
+		return
+	}
 	if !d.allow[o.Name] {
 		d.line.Answer(m, Opened{Denied, 0, "no rule allows " + o.Name}.Append(nil), nil) //nolint:errcheck // the guest waits
 		return
@@ -373,6 +378,30 @@ func TestTLSDenied(t *testing.T) {
 			<-d.ended
 			d.want(c.asked)
 		})
+	}
+	if n := reached.Load(); n != 0 {
+		t.Errorf("the server was reached %d times", n)
+	}
+}
+
+// TestMarked: without an Inspector, nothing goes to a name that is to be inspected.
+func TestMarked(t *testing.T) {
+	var reached atomic.Int32
+	addr := serve(t, func(c net.Conn) { reached.Add(1); c.Close() })
+	d := newDesk(t, addr, "allowed.test")
+	d.marks = "allowed.test"
+	for _, c := range []struct{ send, want string }{
+		{string(clientHello(t, &tls.Config{ServerName: "allowed.test"})), ""},
+		{"GET / HTTP/1.1\r\nHost: allowed.test\r\nConnection: close\r\n\r\n", "HTTP/1.1 502 Bad Gateway"},
+	} {
+		g := d.connect()
+		if _, err := io.WriteString(g, c.send); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(g); !strings.HasPrefix(string(got), c.want) || c.want == "" && err == nil {
+			t.Errorf("got %q, %v", got, err)
+		}
+		<-d.ended
 	}
 	if n := reached.Load(); n != 0 {
 		t.Errorf("the server was reached %d times", n)

@@ -107,14 +107,29 @@ func (b bySession) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.ProtoMajor == 1 && r.Body != nil && long(r.ContentLength) {
 		r.Body = newAhead(r.Body)
 	}
-	resp, err := b.i.judged(r, Destination{"https", s.Name, s.Port()}, s.server)
+	resp, err := b.i.judged(r, Destination{"https", s.Name, s.Port()}, toServer{b.i, s})
 	if err != nil {
-		return nil, b.i.explain(s, r, err)
+		return nil, err
 	}
-	s.spoke.Store(true)
 	if resp.ProtoMajor == 1 && resp.StatusCode != http.StatusSwitchingProtocols && long(resp.ContentLength) {
 		resp.Body = newAhead(resp.Body)
 	}
+	return resp, nil
+}
+
+// toServer sends a request to the server of a session.
+type toServer struct {
+	i *inspector
+	s *session
+}
+
+// RoundTrip sends a request, and explains why it could not be.
+func (t toServer) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := t.s.server.RoundTrip(r)
+	if err != nil {
+		return nil, t.i.explain(t.s, r, err)
+	}
+	t.s.spoke.Store(true)
 	return resp, nil
 }
 
@@ -133,9 +148,20 @@ func (i *inspector) RoundTrip(g *heads.Guest, r *http.Request, send http.RoundTr
 	return i.judged(r, to, send)
 }
 
-var errNoJudge = &Refusal{
-	http.StatusBadGateway, "SANDBOX::UNAVAILABLE",
-	"sandboxd could not decide on this request: its log says why. It was not sent.",
+// What a guest is told of errors of the Judge: their texts may have values of credentials.
+var (
+	errNoJudge = &Refusal{http.StatusBadGateway, "SANDBOX::UNAVAILABLE", "sandboxd could not decide on this request, and has not sent it."}
+	errNoLook  = &Refusal{
+		http.StatusBadGateway, "SANDBOX::UNAVAILABLE", "sandboxd has sent this request, but could not look through the answer.",
+	}
+)
+
+// toTell is err if the guest may be told it, or other.
+func toTell(err error, other *Refusal) error {
+	if refused, ok := errors.AsType[*Refusal](err); ok {
+		return refused
+	}
+	return other
 }
 
 // judged sends a request on if the Judge lets it pass, and shows it what comes back.
@@ -144,10 +170,7 @@ func (i *inspector) judged(r *http.Request, to Destination, send http.RoundTripp
 	pin(r, host, to)
 	a, err := i.conf.Load().judge.Request(r, to)
 	if err != nil {
-		if refused, ok := errors.AsType[*Refusal](err); ok {
-			return nil, refused
-		}
-		return nil, errNoJudge
+		return nil, toTell(err, errNoJudge)
 	}
 	pin(r, host, to)
 	if a != nil {
@@ -161,7 +184,9 @@ func (i *inspector) judged(r *http.Request, to Destination, send http.RoundTripp
 		err = errors.New("it switched protocols without being asked")
 	}
 	if err == nil && a != nil {
-		err = a.Response(resp)
+		if err = a.Response(resp); err != nil {
+			err = toTell(err, errNoLook)
+		}
 	}
 	if err != nil {
 		resp.Body.Close()

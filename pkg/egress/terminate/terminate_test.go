@@ -72,6 +72,7 @@ func TestRefused(t *testing.T) {
 		for path, want := range map[string]string{
 			"/refused":   `403 {"code":"SANDBOX::FORBIDDEN","message":"no rule allows it"}`,
 			"/broken":    `502 {"code":"SANDBOX::UNAVAILABLE","message":"sandboxd could not decide on this request`,
+			"/unlooked":  `502 {"code":"SANDBOX::UNAVAILABLE","message":"sandboxd has sent this request`,
 			"/elsewhere": "200 HTTP/",
 		} {
 			resp, body := get(t, c, request(t, "GET", "https://"+host+path, nil))
@@ -116,7 +117,7 @@ func TestAnswers(t *testing.T) {
 			rw.Header()["Content-Type"] = nil
 			io.WriteString(rw, "<html>") //nolint:errcheck // the client says
 		case "/redirect":
-			http.Redirect(rw, r, "https://other.example.com/", 302)
+			http.Redirect(rw, r, "https://other.example.com/", http.StatusFound)
 		case "/early":
 			rw.Header().Set("Link", "</style.css>; rel=preload; secret="+secret)
 			rw.WriteHeader(103)
@@ -182,7 +183,7 @@ func TestTrailers(t *testing.T) {
 func TestExpect(t *testing.T) {
 	h := func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/no" {
-			http.Error(rw, "no", 417)
+			http.Error(rw, "no", http.StatusExpectationFailed)
 			return
 		}
 		echo(rw, r)
@@ -309,7 +310,7 @@ func TestCutAnswer(t *testing.T) {
 // TestEarlyAnswer: an answer before the end of the request is one, and the connection may be
 // used again or not, but nothing hangs.
 func TestEarlyAnswer(t *testing.T) {
-	h := func(rw http.ResponseWriter, r *http.Request) { http.Error(rw, "too large", 413) }
+	h := func(rw http.ResponseWriter, r *http.Request) { http.Error(rw, "too large", http.StatusRequestEntityTooLarge) }
 	eachWay(t, h, func(t *testing.T, d *desk, c *http.Client, k *clerk) {
 		for range 3 {
 			resp, err := c.Do(request(t, "POST", "https://"+host+"/", io.LimitReader(zeros{}, 4<<20)))
@@ -438,6 +439,27 @@ func TestOtherNames(t *testing.T) {
 	d.want("2 2 plain.example.com", "2 2 other.example.com")
 	if j := k.judged(); len(j) > 0 || d.leaves > 0 {
 		t.Errorf("judged %v", j)
+	}
+}
+
+// TestOtherPorts: where the server may speak first, a guest that begins with a ClientHello is
+// served like others, whether a rule allows the address or not.
+func TestOtherPorts(t *testing.T) {
+	for _, grant := range []bool{false, true} {
+		k := &clerk{}
+		d := newDesk(t, k.maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
+		d.port, d.first, d.grant = 8443, true, grant
+		for _, h2 := range []bool{false, true} {
+			resp, body := get(t, d.client(h2), request(t, "GET", "https://"+host+":8443/", nil))
+			if resp.StatusCode != 200 || !strings.Contains(body, " "+host+":8443 ") {
+				t.Errorf("%d %s", resp.StatusCode, body)
+			}
+		}
+		if j := k.judged(); fmt.Sprint(j) != fmt.Sprintf("[GET https://%s:8443/ GET https://%[1]s:8443/]", host) {
+			t.Errorf("judged %v", j)
+		}
+		kind := map[bool]string{false: "2 2 ", true: "2 4 "}[grant] + host
+		d.want("2 1 ", kind, "4 2 "+host, "2 1 ", kind, "4 2 "+host)
 	}
 }
 

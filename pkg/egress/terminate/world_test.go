@@ -122,6 +122,9 @@ func (c *clerk) Request(r *http.Request, to Destination) (Answerer, error) {
 }
 
 func (c *clerk) Response(r *http.Response) error {
+	if r.Request != nil && r.Request.URL.Path == "/unlooked" {
+		return errors.New("a text with the " + secret)
+	}
 	for _, values := range r.Header {
 		for i := range values {
 			values[i] = strings.ReplaceAll(values[i], secret, "***")
@@ -144,6 +147,8 @@ type desk struct {
 	line *child.Conn
 	dial func() (net.Conn, error) // to the server
 	port uint16
+	// first: the server may speak first. grant: and may be reached then.
+	first, grant bool
 
 	mu     sync.Mutex
 	asked  []string
@@ -252,7 +257,8 @@ func (d *desk) answer(m child.Message) {
 	switch {
 	case m.Kind == heads.KindOpen && o.Name == host:
 		a = heads.Opened{Result: heads.Inspect}
-	case m.Kind == heads.KindDial && o.Name == host, m.Kind == heads.KindOpen && o.Name == "plain.example.com":
+	case o.Kind == heads.First && d.grant, m.Kind == heads.KindDial && o.Name == host,
+		m.Kind == heads.KindOpen && o.Name == "plain.example.com":
 		c, err := d.dial()
 		if err != nil {
 			a = heads.Opened{Result: heads.Failed, Text: err.Error()}
@@ -297,7 +303,7 @@ func (d *desk) serve(far interface {
 	number := d.flows
 	d.guests[number] = far
 	d.mu.Unlock()
-	f := heads.Flow{Number: number, Dst: netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), d.port)}
+	f := heads.Flow{Number: number, Dst: netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), d.port), First: d.first}
 	if err := d.line.Tell(heads.KindServe, f.Append(nil), far); err != nil {
 		panic(err)
 	}
