@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -223,8 +224,11 @@ func TestLeaves(t *testing.T) {
 	daemon, line := must(child.NewConn(ours, MaxBody, false)), must(child.NewConn(theirs, maxToChild, true))
 	defer daemon.Close()
 	go line.Run(func(child.Message) {}) //nolint:errcheck // ends with the test
+	var mu sync.Mutex
 	asked := map[string]int{}
 	go daemon.Run(func(m child.Message) { //nolint:errcheck // likewise
+		mu.Lock()
+		defer mu.Unlock()
 		name := must(ParseLeafRequest(m.Body))
 		asked[name]++
 		l := authority().leaf(name, time.Now().Add(time.Hour))
@@ -252,25 +256,30 @@ func TestLeaves(t *testing.T) {
 		{"soon.example.com", "", 2},
 	} {
 		cert, err := l.of(t.Context(), line, c.name)
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || asked[c.name] != c.asked {
-			t.Errorf("%s: %v, asked %d times, want %q, %d", c.name, err, asked[c.name], c.err, c.asked)
+		mu.Lock()
+		n := asked[c.name]
+		mu.Unlock()
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || n != c.asked {
+			t.Errorf("%s: %v, asked %d times, want %q, %d", c.name, err, n, c.err, c.asked)
 		}
 		if err == nil && cert.Leaf.VerifyHostname(c.name) != nil {
 			t.Errorf("%s: a certificate for %v", c.name, cert.Leaf.DNSNames)
 		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.of(ctx, line, "cancelled.example.com"); !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 	for i := range 2 * maxLeaves {
 		if _, err := l.of(t.Context(), line, fmt.Sprintf("n%d.example.com", i)); err != nil {
 			t.Fatal(err)
 		}
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if len(l.byName) > maxLeaves {
 		t.Errorf("%d are kept", len(l.byName))
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := l.of(ctx, line, "cancelled.example.com"); !errors.Is(err, context.Canceled) {
-		t.Error(err)
 	}
 }
 

@@ -60,8 +60,8 @@ func TestRequests(t *testing.T) {
 				t.Errorf("judged %s, want %s", got, want)
 			}
 		}
-		if d.leaves != 1 {
-			t.Errorf("the daemon made %d certificates", d.leaves)
+		if n := d.certificates(); n != 1 {
+			t.Errorf("the daemon made %d certificates", n)
 		}
 	})
 }
@@ -310,7 +310,9 @@ func TestCutAnswer(t *testing.T) {
 // TestEarlyAnswer: an answer before the end of the request is one, and the connection may be
 // used again or not, but nothing hangs.
 func TestEarlyAnswer(t *testing.T) {
-	h := func(rw http.ResponseWriter, r *http.Request) { http.Error(rw, "too large", http.StatusRequestEntityTooLarge) }
+	h := func(rw http.ResponseWriter, r *http.Request) {
+		http.Error(rw, "too large", http.StatusRequestEntityTooLarge)
+	}
 	eachWay(t, h, func(t *testing.T, d *desk, c *http.Client, k *clerk) {
 		for range 3 {
 			resp, err := c.Do(request(t, "POST", "https://"+host+"/", io.LimitReader(zeros{}, 4<<20)))
@@ -359,8 +361,8 @@ func TestManyStreams(t *testing.T) {
 			})
 		}
 		done.Wait()
-		if d.flows != 1 {
-			t.Errorf("%d connections", d.flows)
+		if n := d.connections(); n != 1 {
+			t.Errorf("%d connections", n)
 		}
 	}
 }
@@ -437,7 +439,7 @@ func TestOtherNames(t *testing.T) {
 		t.Error(err)
 	}
 	d.want("2 2 plain.example.com", "2 2 other.example.com")
-	if j := k.judged(); len(j) > 0 || d.leaves > 0 {
+	if j := k.judged(); len(j) > 0 || d.certificates() > 0 {
 		t.Errorf("judged %v", j)
 	}
 }

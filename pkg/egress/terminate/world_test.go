@@ -345,6 +345,19 @@ func (d *desk) tls(protocols ...string) *tls.Conn {
 	return c
 }
 
+// certificates is how many were made.
+func (d *desk) certificates() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.leaves
+}
+
+func (d *desk) connections() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.flows
+}
+
 // want holds what the child has asked since the last call.
 func (d *desk) want(asked ...string) {
 	d.t.Helper()
