@@ -102,12 +102,18 @@ func rewrite(p *httputil.ProxyRequest) {
 type bySession struct{ i *inspector }
 
 // RoundTrip sends a request.
-func (b bySession) RoundTrip(r *http.Request) (*http.Response, error) {
+func (b bySession) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 	s := sessionOf(r.Context())
 	if r.ProtoMajor == 1 && r.Body != nil && long(r.ContentLength) {
-		r.Body = newAhead(r.Body)
+		body := newAhead(r.Body)
+		r.Body = body
+		defer func() {
+			if err != nil {
+				body.Close() // a Judge may have read of it, and refused
+			}
+		}()
 	}
-	resp, err := b.i.judged(r, Destination{"https", s.Name, s.Port()}, toServer{b.i, s})
+	resp, err = b.i.judged(r, Destination{"https", s.Name, s.Port()}, toServer{b.i, s})
 	if err != nil {
 		return nil, err
 	}

@@ -104,7 +104,7 @@ func (c *clerk) maker(config []byte) (Judge, error) {
 	return c, nil
 }
 
-// Request refuses /refused, and fails for /broken.
+// Request refuses /refused, and /read after a look at the body, and fails for /broken.
 func (c *clerk) Request(r *http.Request, to Destination) (Answerer, error) {
 	c.mu.Lock()
 	c.seen = append(c.seen, fmt.Sprintf("%s %s://%s:%d%s", r.Method, to.Scheme, to.Name, to.Port, r.URL.Path))
@@ -112,6 +112,9 @@ func (c *clerk) Request(r *http.Request, to Destination) (Answerer, error) {
 	switch r.URL.Path {
 	case "/refused":
 		return nil, &Refusal{http.StatusForbidden, "SANDBOX::FORBIDDEN", "no rule allows it"}
+	case "/read":
+		_, err := io.CopyN(io.Discard, r.Body, 2*aheadFrom)
+		return nil, errors.Join(&Refusal{http.StatusForbidden, "SANDBOX::FORBIDDEN", "its body is not allowed"}, err)
 	case "/broken":
 		return nil, errors.New("a text with the " + secret)
 	case "/elsewhere": // its Destination stays what it is
