@@ -37,7 +37,7 @@ func TestServerCertificates(t *testing.T) {
 			for _, h2 := range []bool{false, true} {
 				resp, body := get(t, d.client(h2), request(t, "GET", "https://"+host+"/", nil))
 				if resp.StatusCode != 502 || !strings.Contains(body, "SERVER_CERTIFICATE") || !strings.Contains(body, c.want) {
-					t.Errorf("%d %s", resp.StatusCode, body)
+					t.Fatalf("%d %s", resp.StatusCode, body)
 				}
 				if n := <-d.notes; n.Kind != ServerUnverified || n.Name != host || !strings.Contains(n.Text, c.want) {
 					t.Errorf("%v", n)
@@ -67,7 +67,7 @@ func TestClientCertificates(t *testing.T) {
 					continue
 				}
 				if resp.StatusCode != 502 || !strings.Contains(body, "asked for a certificate of its client") {
-					t.Errorf("%d %s", resp.StatusCode, body)
+					t.Fatalf("%d %s", resp.StatusCode, body)
 				}
 				if n := <-d.notes; n.Kind != ServerWants || n.Name != host {
 					t.Errorf("%v", n)
@@ -94,7 +94,7 @@ func TestGuestRefuses(t *testing.T) {
 		c.conf.ServerName = host
 		g := tls.Client(d.connect(), c.conf)
 		if err := g.Handshake(); err == nil {
-			t.Error("it has shaken hands")
+			t.Fatal("it has shaken hands")
 		}
 		g.Close()
 		if n := <-d.notes; n.Kind != c.want || n.Name != host {

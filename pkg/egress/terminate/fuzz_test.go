@@ -215,6 +215,7 @@ func FuzzHTTP1(f *testing.F) {
 	const last = "\r\nGET /last" + head + "Connection: close\r\n\r\n"
 	for _, s := range []string{
 		"GET /a?b" + head + "\r\n",
+		"GET /a HTTP/1.1\r\nHost: other.example.com\r\n\r\n",
 		"POST /a" + head + "Content-Length: 3\r\n\r\nabcGET /refused" + head + "\r\n",
 		"POST /a" + head + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nX-Judged: 7\r\n\r\n",
 		"POST /a" + head + "Transfer-Encoding: chunked\r\nTrailer: X-Judged, Host\r\n\r\n0\r\nX-Judged: 7\r\nHost: b\r\n\r\n",
@@ -253,6 +254,7 @@ func FuzzHTTP2(f *testing.F) {
 	}
 	f.Add([]byte(start+"\x01:path\x00/a b\r\n"), []byte{}, []byte("\x00\x00\x01\x00\x01\x00\x00\x00\x01a"))
 	f.Add([]byte(strings.Replace(start, "POST", "CONNECT\x01:protocol\x00websocket", 1)), []byte{}, []byte{})
+	f.Add([]byte(strings.Replace(start, host, "other.example.com", 1)), []byte{}, []byte{})
 	w, d := newWitness(f)
 	f.Fuzz(func(t *testing.T, fields, body, frames []byte) {
 		c := w.guest(t, d, "h2")
