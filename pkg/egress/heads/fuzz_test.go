@@ -64,7 +64,7 @@ func FuzzServerName(f *testing.F) {
 			return
 		}
 		msg, used, err := handshake(b)
-		if err != nil || used > len(b) || len(msg) > maxHead || len(name) > len(msg) {
+		if err != nil || used > len(b) || len(msg) > MaxHead || len(name) > len(msg) {
 			t.Fatalf("%d bytes in %d, %v", len(msg), used, err)
 		}
 		part := max(int(size)%len(msg)+1, (len(msg)+maxRecords-1)/maxRecords)
@@ -166,7 +166,7 @@ func FuzzTarget(f *testing.F) {
 	f.Add("OPTIONS * HTTP/1.1\r\nHost: allowed.test\r\n\r\n")
 	f.Fuzz(func(t *testing.T, s string) {
 		q, err := http.ReadRequest(bufio.NewReader(strings.NewReader(s)))
-		if err != nil || q.Method == http.MethodConnect || !plainTarget(q) {
+		if err != nil || q.Method == http.MethodConnect || !PlainTarget(q, "http") {
 			return
 		}
 		judged := HostName(q.Host)

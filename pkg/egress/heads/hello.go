@@ -187,7 +187,7 @@ func handshake(b []byte) (msg []byte, used int, err error) {
 		if len(msg) >= 4 {
 			size := 4 + (int(msg[1])<<16 | int(msg[2])<<8 | int(msg[3]))
 			switch {
-			case size > maxHead:
+			case size > MaxHead:
 				return nil, 0, errLarge
 			case len(msg) > size && msg[0] == typeClientHello: // nothing may stand behind it
 				return nil, 0, errHello
