@@ -4,6 +4,7 @@ package trust
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"os"
 	"os/exec"
@@ -64,11 +65,17 @@ class Client {
 		t.Fatal(err)
 	}
 	const name = "api.example.com"
-	leaf, err := vouches.Leaf(name, time.Now())
+	leaf, der, err := vouches.Leaf(name, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*leaf}})
+	key, err := x509.ParsePKCS8PrivateKey(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{leaf}, PrivateKey: key}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

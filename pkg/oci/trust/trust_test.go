@@ -225,11 +225,11 @@ func TestRead(t *testing.T) {
 		}
 		return filepath.Join(dir, name)
 	}
-	leaf, err := vouches.Leaf("example.com", time.Now())
+	leaf, _, err := vouches.Leaf("example.com", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	signed := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Leaf.Raw})
+	signed := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf})
 	for name, c := range map[string]struct {
 		bundle, cert []byte
 		good         bool
