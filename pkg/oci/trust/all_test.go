@@ -30,7 +30,7 @@ func extended(t *testing.T, name string) string {
 
 // TestKeytool: Java's own tool lists both entries of each store.
 func TestKeytool(t *testing.T) {
-	for _, name := range []string{"changeit.jks", "open.p12", "encrypted.p12"} {
+	for _, name := range []string{"changeit.jks", "open.p12", encrypted} {
 		out, err := exec.Command("keytool", "-J-Duser.language=en", "-list", "-keystore", extended(t, name),
 			"-storepass", "changeit").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "2 entries") ||
@@ -104,7 +104,7 @@ class Client {
 			name).CombinedOutput()
 		return string(out), err
 	}
-	for _, store := range []string{"changeit.jks", "open.p12", "encrypted.p12"} {
+	for _, store := range []string{"changeit.jks", "open.p12", encrypted} {
 		if out, err := ask(extended(t, store)); err != nil {
 			t.Errorf("%s: %v\n%s", store, err, out)
 		}
