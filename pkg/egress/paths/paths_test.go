@@ -33,7 +33,8 @@ func TestRead(t *testing.T) {
 	for _, in := range []string{
 		"", "*", "a", "http://x/", "//", "//a", "/a//b", "/.", "/..", "/a/../b", "/a/./b", "/%2e%2e/b", "/a/%2E", "/..%2fb", "/a%2f..",
 		"/a%2f%2fb", "/%5c", `/a\b`, "/%00", "/%0d%0a", "/%7f", "/a b", "/\x01", "/é", "/%", "/%2", "/%zz", "/%+1", "/%252e", "/%252fb",
-		"/%25%32e%25%32e/b", "/..;/b", "/.;x/b", "/a/..%3B/b", "/a%2f..;b", "/;/b", "/a?b", "/a#b", "/%c0%ae%c0%ae/b", "/%ff", "/a{b}", "/a|b", "/a^b",
+		"/%25%32e%25%32e/b", "/..;/b", "/.;x/b", "/a/..%3B/b", "/a%2f..;b", "/;/b", "/a?b", "/a#b", "/%c0%ae%c0%ae/b",
+		"/%ff", "/a{b}", "/a|b", "/a^b",
 	} {
 		if got, why := Read(in); why == "" {
 			t.Errorf("%q: %q", in, got)
@@ -74,7 +75,8 @@ func FuzzRead(f *testing.F) {
 			if clean := path.Clean(r); clean != r && clean+"/" != r {
 				t.Fatalf("%q is read as %q, which is %q", in, r, clean)
 			}
-			if twice, err := url.PathUnescape(r); err == nil && path.Clean(twice) != path.Clean(strings.NewReplacer("%2F", "/", "%25", "%").Replace(r)) {
+			once := strings.NewReplacer("%2F", "/", "%25", "%").Replace(r)
+			if twice, err := url.PathUnescape(r); err == nil && path.Clean(twice) != path.Clean(once) {
 				t.Fatalf("%q is read as %q, and that as %q", in, r, twice)
 			}
 		}
