@@ -73,7 +73,7 @@ func TestRequestsByTheBook(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 8 {
+		for range 3 {
 			f := r.flow()
 			f.Proto, f.Port = unix.IPPROTO_TCP, []uint16{80, 443, 444}[r.IntN(3)]
 			for _, name := range someNames {
@@ -122,7 +122,7 @@ func TestRequestsByTheBook(t *testing.T) {
 			}
 		}
 	}
-	if inspected < 150 || not < 5000 {
+	if inspected < 60 || not < 2000 {
 		t.Errorf("the random policies inspect %d times, and %d times not", inspected, not)
 	}
 }
