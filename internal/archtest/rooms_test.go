@@ -64,18 +64,23 @@ var rooms = map[string]map[string][]string{
 		},
 	},
 	"pkg/egress": {
-		"child":   {},        // the line to a child, and who starts it again
-		"policy":  {},        // rules, without I/O
-		"heads":   {"child"}, // a child: the heads of connections
-		"names":   {"child"}, // a child: DNS
-		"tunnel":  {},        // what names may carry out
-		"flowlog": {},        // flows by destination, and bytes
-		"leases":  {},        // which addresses DNS has answered for which names
+		"child":  {},        // the line to a child, and who starts it again
+		"policy": {},        // rules, without I/O
+		"heads":  {"child"}, // a child: the heads of connections
+		// a child for a sandbox with inspected hosts: it ends TLS
+		"terminate": {"child", "heads"},
+		"names":     {"child"}, // a child: DNS
+		"tunnel":    {},        // what names may carry out
+		"flowlog":   {},        // flows by destination, and bytes
+		"leases":    {},        // which addresses DNS has answered for which names
 		// a sandbox's certificate authority
 		"authority": {"policy"},
 		// flows by name, for the next daemon
 		"flowfile": {},
-		".":        {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
+		// the credential vault as a model; and its credentials in requests
+		"vault":        {"policy"},
+		"vault/inject": {"vault"},
+		".":            {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},

@@ -238,6 +238,9 @@ func isRule(why string) bool {
 // would, or one stands against it.
 func allowOf(n egress.Denial, d wire.Denial) string {
 	target := ""
+	if n.Fixed {
+		return ""
+	}
 	switch n.Rule {
 	case byDefault:
 		target = cmp.Or(d.Name, d.Address)

@@ -202,7 +202,7 @@ func TestExplanationOf(t *testing.T) {
 		{egress.Explanation{Rule: "deny pypi.org", Resolves: true}, name, "deny", "policy", "pypi.org:443", "by the rule deny pypi.org"},
 		{egress.Explanation{Rule: "deny pypi.org", Fixed: true}, name, "deny", "policy", "", "by the rule deny pypi.org"},
 		{egress.Explanation{Rule: "default"}, addr, "deny", "policy", "203.0.113.7:123/udp", "no rule allows it"},
-		{egress.Explanation{Rule: "host address", Fixed: true}, addr, "deny", "block", "", "whatever its rules: host address"},
+		{egress.Explanation{Rule: "host address", Fixed: true, Block: true}, addr, "deny", "block", "", "whatever its rules: host address"},
 		{
 			egress.Explanation{Rule: policy.NoName, ByName: true},
 			spec.Target{Addr: addr.Addr, Port: 443, Proto: "tcp"},

@@ -69,7 +69,7 @@ func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanat
 	case x.Allowed:
 		out.Verdict, out.Reason = wire.VerdictAllow, byName+"by the rule "+x.Rule
 		return out
-	case t.Addr.IsValid() && x.Fixed && !isRule(x.Rule) && x.Rule != byNone:
+	case x.Block:
 		out.By = egress.ByBlock
 	}
 	out.Reason = byName + reasonOf(egress.Denial{By: out.By, Rule: x.Rule})

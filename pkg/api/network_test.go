@@ -111,7 +111,7 @@ func TestNetworkRoutes(t *testing.T) {
 		"pypi.org:443":           `{"target":"pypi.org:443/tcp","verdict":"allow","rule":"allow pypi.org:443"`,
 		"PyPI.org.:443/tcp":      `{"target":"pypi.org:443/tcp","verdict":"allow"`,
 		"pypi.org:80":            `"allow":"pypi.org:80"`,
-		"203.0.113.7:123/udp":     `"allow":"203.0.113.7:123/udp"`,
+		"203.0.113.7:123/udp":    `"allow":"203.0.113.7:123/udp"`,
 		"203.0.113.7/icmp":       `"target":"203.0.113.7/icmp"`,
 		"":                       "want HOST:PORT",
 		"pypi.org":               "the port is missing",
@@ -228,7 +228,7 @@ func TestParseTarget(t *testing.T) {
 		{"pypi.org:443", "pypi.org:443/tcp", "pypi.org:443", spec.Target{Name: "pypi.org", Port: 443, Proto: "tcp"}},
 		{
 			"203.0.113.7:123/udp", "203.0.113.7:123/udp", "203.0.113.7:123/udp",
-			spec.Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 53, Proto: "udp"},
+			spec.Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 123, Proto: "udp"},
 		},
 		{"203.0.113.7/icmp", "203.0.113.7/icmp", "203.0.113.7/icmp", spec.Target{Addr: netip.MustParseAddr("203.0.113.7"), Proto: "icmp"}},
 	} {

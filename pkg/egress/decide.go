@@ -89,6 +89,8 @@ type Explanation struct {
 	Fixed bool
 	// Stored says that the sandbox does not run. Its stored policy answers.
 	Stored bool
+	// Block says that no policy can change the answer: Rule is a hard block.
+	Block bool
 	// Resolver says that the target is port 53: no rule decides, sandboxd's resolver answers.
 	Resolver bool
 }
@@ -134,7 +136,8 @@ func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanat
 		x.Allowed, why = p.DecideName(f, "")
 	}
 	x.Rule = why.Text
-	x.Fixed = !x.Allowed && (why.Cause == policy.ByBlock || p.Fixed(f, ""))
+	x.Block = !x.Allowed && why.Cause == policy.ByBlock
+	x.Fixed = x.Block || !x.Allowed && p.Fixed(f, "")
 	return x, nil
 }
 
@@ -184,6 +187,10 @@ func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o heads.Op
 	// DNS has not answered the sandbox so: it may know the address from elsewhere, which is
 	// no harm if it is one of the name.
 	addrs, err := p.e.Resolve(ctx, s, o.Name)
+	if errors.Is(err, errRefused) {
+		text := fmt.Sprintf("DNS refuses %s to this sandbox, so nobody can tell whether %s is one of its addresses", o.Name, f.Dst)
+		return false, policy.Reason{Cause: policy.ByName, Text: text}, nil
+	}
 	if err != nil {
 		return false, why, fmt.Errorf("sandboxd cannot find out whether %s is an address of %s, so it does not connect; try again: %w",
 			f.Dst, o.Name, err)
@@ -213,10 +220,12 @@ func (p *proxy) decide(s *sandbox, f policy.Flow, o heads.Open) (bool, policy.Re
 func refusalOf(s *sandbox, f policy.Flow, name string, why policy.Reason) string {
 	target := fmt.Sprintf("%s:%d", cmp.Or(name, f.Dst.String()), f.Port)
 	help := fmt.Sprintf("A rule that allows %s would open it.", target)
+	p := s.policy.Load()
+	resolves, _ := p.Resolves(name)
 	switch {
-	case why.Cause == policy.ByBlock, s.policy.Load().Fixed(f, name):
+	case why.Cause == policy.ByBlock, p.Fixed(f, name):
 		help = "No rule of the sandbox can open it."
-	case why.Cause == policy.ByName && name != "":
+	case why.Cause == policy.ByName && name != "" && resolves:
 		help = "Ask DNS for the name, and connect to what it answers."
 	}
 	text := why.Text

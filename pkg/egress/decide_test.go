@@ -295,14 +295,18 @@ func TestNoMoment(t *testing.T) {
 	w.upstream()
 	arrived := w.sites()
 	e := w.open()
-	one := rules(t, "rules", "!203.0.113.9:22", "203.0.113.1:443", "allowed.test:443", "one.test", "203.0.113.77")
-	two := rules(t, "rules", "one.test", "allowed.test", "203.0.113.0/30:443")
+	// Parts of both together would open what each denies.
+	one := rules(t, "rules", "203.0.113.1:443", "!203.0.113.9:22", "!other.test", "203.0.113.0/28", "*.test:443", "one.test")
+	two := rules(t, "rules", "one.test", "allowed.test", "203.0.113.1:443")
 	id := w.named(e, 0, one)
 	kept, err := w.tls(id, site+":443", "allowed.test")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer kept.Close()
+	if err := said(kept); err != nil {
+		t.Fatal(err)
+	}
 	before := arrived.Load()
 	var trying sync.WaitGroup
 	each := func(what string, f func() error) {
@@ -353,6 +357,7 @@ func TestNoMoment(t *testing.T) {
 		return nil
 	})
 	each("a name that both deny", func() error {
+		// Under the first, DNS has told whose address it is.
 		if c, err := w.tls(id, site+":443", "other.test"); err == nil {
 			c.Close()
 			return errors.New("it opens")
@@ -370,21 +375,23 @@ func TestNoMoment(t *testing.T) {
 			n = two
 		}
 		if err := e.Register(t.Context(), id, addr(0), n); err != nil {
-			t.Fatal(err)
+			t.Error(err)
+			break
 		}
 		select {
 		case <-tried:
 			more = false
-		default:
+		case <-time.After(5 * time.Millisecond): // others run, too
 		}
 	}
-	if changes < 100 {
+	<-tried
+	if changes < 20 {
 		t.Errorf("the policy changed only %d times meanwhile", changes)
 	}
 	if err := said(kept); err != nil {
 		t.Errorf("a connection that both allow has ended: %v", err)
 	}
-	if n := arrived.Load() - before; n > named.Load()+1 {
+	if n := arrived.Load() - before; n > named.Load() {
 		t.Errorf("%d connections by name reached a server, %d were allowed", n, named.Load())
 	}
 }
@@ -414,7 +421,7 @@ func TestExplainStored(t *testing.T) {
 		{Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 53, Proto: "udp"}, Explanation{Allowed: true, Resolver: true}},
 		{Target{Name: "npmjs.org", Port: 53}, Explanation{Allowed: true, Resolver: true}},
 		{Target{Addr: netip.MustParseAddr("203.0.113.8"), Port: 22}, Explanation{Rule: "default"}}, // pypi.org may have it
-		{Target{Addr: netip.MustParseAddr("169.254.169.254"), Port: 80}, Explanation{Rule: "metadata service", Fixed: true}},
+		{Target{Addr: netip.MustParseAddr("169.254.169.254"), Port: 80}, Explanation{Rule: "metadata service", Fixed: true, Block: true}},
 	} {
 		c.want.Stored = true
 		got, err := e.Explain("x", stored, c.t)

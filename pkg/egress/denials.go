@@ -16,6 +16,7 @@ type Denial struct {
 	Name  string         // that the guest asked DNS for, or called the server; or one that Dst had lately; or ""
 	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
 	By    string         // one of By…: what denied it
+	Fixed bool           // a rule of the host denies it, so none of the sandbox could open it
 
 	told chan<- struct{} // of Told: no denial
 }
@@ -94,6 +95,7 @@ func (d *denials) tellAs(s *sandbox, f policy.Flow, name string, why policy.Reas
 	}
 	d.put(Denial{
 		ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Name: name, Rule: why.Text, By: by,
+		Fixed: s.policy.Load().Fixed(f, name),
 	})
 }
 

@@ -155,6 +155,7 @@ var byName = []string{"allowed.test:80", "allowed.test:443", "allowed.test:5432"
 // TestNamesAtConnect: an allowed name opens its address for itself and for no other name.
 func TestNamesAtConnect(t *testing.T) {
 	w := newWorld(t)
+	w.upstream() // which does not know the names
 	arrived := w.sites()
 	e := w.open()
 	id := w.named(e, 0, rules(t, "rules", byName...))

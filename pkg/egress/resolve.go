@@ -130,7 +130,11 @@ func inFlight() int32 {
 	return dnsInFlight
 }
 
-const rcodeRefused = 5 // RFC 1035, section 4.1.1
+// RFC 1035, section 4.1.1.
+const rcodeNoName, rcodeRefused = 3, 5
+
+// errRefused: the policy of a sandbox, or a limit, refuses a name.
+var errRefused = errors.New("DNS refuses this name to the sandbox")
 
 // allows reports whether a sandbox may ask for a name, and why, or why not.
 func (r *resolver) allows(s *sandbox, m names.Message, now time.Time) (why string, allow bool) {
@@ -249,8 +253,19 @@ func (e *Engine) Resolve(ctx context.Context, s *sandbox, name string) ([]netip.
 		return nil, fmt.Errorf("resolve %s: the child that reads DNS does not run", name)
 	}
 	e.dns.tell(line, names.Message{Kind: names.Lookup, Name: name, Source: netip.AddrPortFrom(s.addr, 0), Via: via}, nil)
-	if _, err := e.dns.await(ctx, q, via); err != nil {
+	b, err := e.dns.await(ctx, q, via)
+	if err == nil && len(b) < 4 {
+		err = errors.New("the answer is none of DNS")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("resolve %s: %w", name, err)
+	}
+	switch rcode := b[3] & 0xf; rcode { // RFC 1035, section 4.1.1
+	case rcodeRefused:
+		return nil, errRefused
+	default:
+		return nil, fmt.Errorf("resolve %s: DNS answered %s", name, names.RcodeName(rcode))
+	case 0, rcodeNoName:
 	}
 	return q.kept, nil // written before the answer was sent
 }

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -140,6 +141,9 @@ func testZone(rw dns.ResponseWriter, q *dns.Msg) {
 		rr, _ := dns.NewRR(q.Question[0].Name + " 60 IN A 203.0.113.3")
 		m.Answer = []dns.RR{rr}
 	}
+	if strings.EqualFold(q.Question[0].Name, "fail.wild.test.") {
+		m.Answer, m.Rcode = nil, dns.RcodeServerFailure
+	}
 	rw.WriteMsg(m) //nolint:errcheck // the other side says
 }
 
@@ -170,7 +174,7 @@ func TestNames(t *testing.T) {
 		{open, "inside.test.", dns.TypeA, dns.RcodeSuccess, "", ""},
 		{open, "bad.wild.test.", dns.TypeA, dns.RcodeRefused, "", "deny bad.wild.test"},
 		{open, "good.wild.test.", dns.TypeAAAA, dns.RcodeSuccess, "", ""},
-		{none, "one.test.", dns.TypeA, dns.RcodeRefused, "", "network none"},
+		{none, "one.test.", dns.TypeA, dns.RcodeRefused, "", "the sandbox has network mode none"},
 		{"127.0.0.8", "one.test.", dns.TypeA, dns.RcodeRefused, "", "not known yet"},
 	} {
 		for _, network := range []string{"udp", "tcp"} {
@@ -282,12 +286,18 @@ func TestPointers(t *testing.T) {
 func TestResolve(t *testing.T) {
 	e, _ := near(t, testZone)
 	s := e.lookup(netip.MustParseAddr("127.0.0.5"))
-	for name, want := range map[string]string{"one.test": "[203.0.113.1]", "rebind.test": "[203.0.113.2]", "two.test": "[]"} {
+	for name, want := range map[string]string{"one.test": "[203.0.113.1]", "rebind.test": "[203.0.113.2]"} {
 		for range 2 {
 			if got, err := e.Resolve(t.Context(), s, name); err != nil || fmt.Sprint(got) != want {
 				t.Errorf("%s: %v, %v; want %s", name, got, err, want)
 			}
 		}
+	}
+	if got, err := e.Resolve(t.Context(), s, "two.test"); !errors.Is(err, errRefused) {
+		t.Errorf("a name that no rule allows: %v, %v", got, err)
+	}
+	if got, err := e.Resolve(t.Context(), s, "fail.wild.test"); err == nil || errors.Is(err, errRefused) || !strings.Contains(err.Error(), "SERVFAIL") {
+		t.Errorf("a server that fails: %v, %v", got, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

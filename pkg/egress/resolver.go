@@ -66,6 +66,8 @@ type dnsBudget struct {
 	denied rate
 	lines  rate
 	quiet  int // queries without a line since the last one
+
+	byTCP rate // messages, guarded by resolver.mu: the child says nothing of those that are no queries
 }
 
 func take(n *atomic.Int32, limit int32) bool {
@@ -359,6 +361,9 @@ func (r *resolver) converse(c net.Conn, from netip.AddrPort) {
 		if _, err := io.ReadFull(c, b[:n]); err != nil {
 			return
 		}
+		if !r.spare(from.Addr()) {
+			return
+		}
 		q, via, line := r.newRequest(from.Addr())
 		if q == nil {
 			return // the guest asks again
@@ -375,6 +380,14 @@ func (r *resolver) converse(c net.Conn, from netip.AddrPort) {
 			return
 		}
 	}
+}
+
+// spare counts a message by TCP, unless the sandbox had too many in this second.
+func (r *resolver) spare(from netip.Addr) bool {
+	s := r.e.lookup(from)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return s != nil && s.dns.byTCP.allow(time.Now(), dnsBurst)
 }
 
 // await waits for the answer to a request.

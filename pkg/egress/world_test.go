@@ -91,7 +91,7 @@ func newWorld(t testing.TB) *world {
 	w.write("net/ipv4/conf/up0/forwarding", "1")
 	// The kernel answers one host with six ICMP errors and then one a second.
 	// Here one guest is refused dozens of times.
-	w.write("net/ipv4/icmp_ratelimit", "0")
+	w.write("net/ipv4/icmp_ratemask", "0") // neither of the two limits: that of a host, and that of all
 	w.in(w.outside, func() {
 		for _, c := range []string{
 			"link set lo up", "addr add 198.51.100.2/24 dev eth0", "link set eth0 up",

@@ -179,7 +179,7 @@ var nameAttacks = []attack{
 			"1503030002015a",
 		},
 		held: stopped.and("alert-50"),
-	}.both(unproven("what reads the beginning is no wall; pkg/egress/heads TestFirst and FuzzBeginning test it")),
+	}.both(unproven("it cannot be taken down: what reads the beginning is one function; pkg/egress/heads TestFirst, FuzzBeginning")),
 	attack{
 		name: "another name on an allowed address, in clear text", wall: wallHeads, named: true,
 		run: []string{"http", "SHARED:80", "this is denied.example", one("denied.example")}, held: stopped,

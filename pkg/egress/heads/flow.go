@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -15,32 +16,35 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
 )
 
-// How long a flow may be quiet: both ways open, or one closed.
+// How long a flow may be quiet: IdleLimit with both ways open, or one closed.
 const (
-	idleLimit = time.Hour
+	IdleLimit = time.Hour
 	halfLimit = 2 * time.Minute
 	lookEvery = 10 * time.Second
 )
 
 // Serve is the verb: it runs until no daemon has its line, and no flow is left.
-func Serve([]string) error {
-	s := newServer()
+func Serve([]string) error { return serveAs(newServer(nil), 4<<10) }
+
+func serveAs(s *server, longest int) error {
 	go s.look()
-	return child.ServeOn(4<<10, s.begin, s.alone)
+	return child.ServeOn(longest, s.begin, s.alone)
 }
 
 // A server serves the flows of all sandboxes.
 type server struct {
 	c    atomic.Pointer[child.Conn] // to the daemon, or to the last one
 	http *webServer
+	// inspector is nil in the child that all sandboxes share.
+	inspector Inspector
 
 	mu    sync.Mutex
 	flows map[*flow]bool
 	leave func() // nil: a daemon has the line
 }
 
-func newServer() *server {
-	s := &server{flows: map[*flow]bool{}}
+func newServer(i Inspector) *server {
+	s := &server{flows: map[*flow]bool{}, inspector: i}
 	s.http = newWebServer(s)
 	return s
 }
@@ -74,6 +78,10 @@ func (s *server) unused() {
 // handle takes a message of the daemon.
 func (s *server) handle(m child.Message) {
 	if m.Kind != KindServe || m.File == nil {
+		if s.inspector != nil {
+			s.inspector.Message(s.c.Load(), m)
+			return
+		}
 		if m.File != nil {
 			m.File.Close()
 		}
@@ -103,7 +111,7 @@ func (s *server) look() {
 	for now := range time.Tick(lookEvery) {
 		s.mu.Lock()
 		for f := range s.flows {
-			if quiet := now.Sub(time.Unix(0, f.last.Load())); quiet > idleLimit || f.half.Load() && quiet > halfLimit {
+			if quiet := now.Sub(time.Unix(0, f.last.Load())); quiet > IdleLimit || f.half.Load() && quiet > halfLimit {
 				f.stop()
 			}
 		}
@@ -184,9 +192,22 @@ type refusal Opened
 
 func (r *refusal) Error() string { return r.Text }
 
+// Tell makes a refusal a Teller.
+func (r *refusal) Tell() (status int, code, text string) {
+	if r.Result == Denied {
+		return http.StatusForbidden, "SANDBOX::FORBIDDEN", r.Text
+	}
+	return http.StatusBadGateway, "SANDBOX::UNREACHABLE", r.Text
+}
+
 // open asks the daemon for a socket.
 func (f *flow) open(ctx context.Context, kind Kind, name string) (*upstream, error) {
-	m, err := f.s.c.Load().Call(ctx, KindOpen, Open{f.Number, kind, name}.Append(nil), nil)
+	return f.ask(ctx, KindOpen, kind, name)
+}
+
+// ask asks the daemon by a message of a kind.
+func (f *flow) ask(ctx context.Context, message uint8, kind Kind, name string) (*upstream, error) {
+	m, err := f.s.c.Load().Call(ctx, message, Open{f.Number, kind, name}.Append(nil), nil)
 	if errors.Is(err, child.ErrGone) {
 		return nil, &refusal{Result: Failed, Text: noDaemon}
 	}
@@ -221,7 +242,7 @@ func (f *flow) run() {
 		f.runFirst()
 		return
 	}
-	b, begins := f.head(nil, time.Now().Add(headLimit))
+	b, begins := f.head(nil, time.Now().Add(HeadLimit))
 	f.begin(b, begins, nil)
 }
 
@@ -263,7 +284,7 @@ func (f *flow) head(b []byte, until time.Time) ([]byte, int) {
 		if begins := beginning(b); begins != more {
 			return b, begins
 		}
-		if len(b) >= maxHead {
+		if len(b) >= MaxHead {
 			return b, isHTTP // a request line without end: net/http refuses it
 		}
 		var err error
@@ -410,7 +431,7 @@ func (f *flow) runFirst() {
 			return
 		}
 		// No name of this address may be reached at this port, unless the guest says one.
-		b, begins := f.head(nil, time.Now().Add(headLimit))
+		b, begins := f.head(nil, time.Now().Add(HeadLimit))
 		f.begin(b, begins, nil)
 		return
 	}
@@ -449,7 +470,7 @@ func (f *flow) read1(spoke *atomic.Bool) ([]byte, int) {
 	if begins != more {
 		return b, begins
 	}
-	until := time.Now().Add(headLimit)
+	until := time.Now().Add(HeadLimit)
 	f.guest.SetReadDeadline(until) //nolint:errcheck // shows in the read
 	if spoke.Load() {              // its deadline was overwritten
 		return b, more

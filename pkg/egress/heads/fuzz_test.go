@@ -64,7 +64,7 @@ func FuzzServerName(f *testing.F) {
 			return
 		}
 		msg, used, err := handshake(b)
-		if err != nil || used > len(b) || len(msg) > maxHead || len(name) > len(msg) {
+		if err != nil || used > len(b) || len(msg) > MaxHead || len(name) > len(msg) {
 			t.Fatalf("%d bytes in %d, %v", len(msg), used, err)
 		}
 		part := max(int(size)%len(msg)+1, (len(msg)+maxRecords-1)/maxRecords)
@@ -87,7 +87,13 @@ func pythons(s string) bool {
 	words := strings.FieldsFunc(latin(line), func(c rune) bool {
 		return unicode.IsSpace(c) || 0x1c <= c && c <= 0x1f
 	})
-	return ok && len(words) == 3 && strings.HasPrefix(words[2], "HTTP/") && strings.Trim(words[0], "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""
+	switch {
+	case !ok || len(words) < 2 || strings.ContainsFunc(words[0], func(c rune) bool { return c <= ' ' || c > '~' }):
+		return false
+	case len(words) == 2:
+		return words[0] == "GET" && strings.HasPrefix(words[1], "/")
+	}
+	return len(words) == 3 && strings.HasPrefix(words[2], "HTTP/")
 }
 
 func latin(s string) string {
@@ -109,6 +115,9 @@ func FuzzBeginning(f *testing.F) {
 	f.Add("SSH-2.0-x\r\n", uint16(4))
 	f.Add("GET\x1c/\xe0\xa0bc\x85HTTP/1.1\r\n\r\n", uint16(9))
 	f.Add("GET\r/\rHTTP/1.1\r\n\r\n", uint16(6))
+	f.Add("GET /\x01\x7f HTTP/1.1\r\n\r\n", uint16(6))
+	f.Add("G\"T / HTTP/1.1\r\n\r\n", uint16(2))
+	f.Add("GET /\r\nHost: other.test\r\n\r\n", uint16(6))
 	f.Add("\x16\x02\x00"+string(withName(f, "a.test")[3:]), uint16(4))
 	f.Add("\x15\x0f\xff\x00\x02\x01\x5a"+string(withName(f, "a.test")), uint16(4))
 	f.Add("\x80\x2e\x01\x03\x03", uint16(2))
@@ -157,7 +166,7 @@ func FuzzTarget(f *testing.F) {
 	f.Add("OPTIONS * HTTP/1.1\r\nHost: allowed.test\r\n\r\n")
 	f.Fuzz(func(t *testing.T, s string) {
 		q, err := http.ReadRequest(bufio.NewReader(strings.NewReader(s)))
-		if err != nil || q.Method == http.MethodConnect || !plainTarget(q) {
+		if err != nil || q.Method == http.MethodConnect || !PlainTarget(q, "http") {
 			return
 		}
 		judged := HostName(q.Host)

@@ -16,6 +16,9 @@
 // TLS passes unread behind its ClientHello. Of HTTP each request is read by net/http and
 // written anew (http.go): a kept connection takes no request to a host that nobody asked for.
 //
+// A sandbox with marked names has a child of its own. It is this one with an Inspector
+// (inspect.go), to which it gives the flows to marked names.
+//
 // The surprise: a server may ask for a second ClientHello, and some servers serve the name in
 // that one. Package heads reads it too (tls.go).
 package heads
@@ -41,18 +44,21 @@ const (
 	KindServe  = 1 // to the child, with the guest's socket
 	KindOpen   = 2 // from the child; the answer may have a socket
 	KindClosed = 3 // from the child: a socket to a destination, or the whole flow
+	// KindDial is like KindOpen, from a child with an Inspector: a socket for what it has
+	// decrypted, and judged, of a name that is marked.
+	KindDial = 4
 )
 
 // MaxBody is the longest message that a child sends.
 const MaxBody = 512
 
 // Limits of a head, of requests and of responses. The memory of the child is sized by them:
-// net/http needs 250 KiB for a head of maxHead whose lines are as short as they may be, and
-// as much for each copy. So none with more than maxLines is copied.
+// net/http needs 250 KiB for a head of MaxHead whose lines are as short as they may be, and
+// as much for each copy. So none with more than MaxLines is copied.
 const (
-	maxHead   = 16 << 10
-	maxLines  = 128
-	headLimit = 5 * time.Second
+	MaxHead   = 16 << 10
+	MaxLines  = 128
+	HeadLimit = 5 * time.Second // for a head to come
 )
 
 // A Flow is a guest's connection, as the child gets it.
@@ -138,6 +144,7 @@ const (
 	Granted Result = iota + 1 // the socket comes along, unless the Open was a Check
 	Denied                    // by the policy
 	Failed                    // the destination did not answer
+	Inspect                   // granted, but the name is marked: only a child with an Inspector goes on
 )
 
 // Opened answers an Open.

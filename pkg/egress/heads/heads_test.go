@@ -33,6 +33,7 @@ type desk struct {
 	line  *child.Conn
 	addr  string
 	allow map[string]bool // "": without a name
+	marks string          // a name that is allowed, but to be inspected
 	first bool            // the server may speak first
 
 	mu     sync.Mutex
@@ -66,7 +67,7 @@ func newDesk(t *testing.T, addr string, allow ...string) *desk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.s = newServer()
+	d.s = newServer(nil)
 	go c.Run(d.s.begin(c))  //nolint:errcheck // ends with the test
 	go d.line.Run(d.handle) //nolint:errcheck // likewise
 	t.Cleanup(func() { d.line.Close() })
@@ -105,6 +106,10 @@ func (d *desk) answer(m child.Message) {
 	d.mu.Lock()
 	d.asked = append(d.asked, o)
 	d.mu.Unlock()
+	if d.marks != "" && o.Name == d.marks {
+		d.line.Answer(m, Opened{Inspect, 0, ""}.Append(nil), nil) //nolint:errcheck // the guest waits
+		return
+	}
 	if !d.allow[o.Name] {
 		d.line.Answer(m, Opened{Denied, 0, "no rule allows " + o.Name}.Append(nil), nil) //nolint:errcheck // the guest waits
 		return
@@ -379,6 +384,30 @@ func TestTLSDenied(t *testing.T) {
 	}
 }
 
+// TestMarked: without an Inspector, nothing goes to a name that is to be inspected.
+func TestMarked(t *testing.T) {
+	var reached atomic.Int32
+	addr := serve(t, func(c net.Conn) { reached.Add(1); c.Close() })
+	d := newDesk(t, addr, "allowed.test")
+	d.marks = "allowed.test"
+	for _, c := range []struct{ send, want string }{
+		{string(clientHello(t, &tls.Config{ServerName: "allowed.test"})), ""},
+		{"GET / HTTP/1.1\r\nHost: allowed.test\r\nConnection: close\r\n\r\n", "HTTP/1.1 502 Bad Gateway"},
+	} {
+		g := d.connect()
+		if _, err := io.WriteString(g, c.send); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(g); !strings.HasPrefix(string(got), c.want) || c.want == "" && err == nil {
+			t.Errorf("got %q, %v", got, err)
+		}
+		<-d.ended
+	}
+	if n := reached.Load(); n != 0 {
+		t.Errorf("the server was reached %d times", n)
+	}
+}
+
 // withName is a ClientHello whose name crypto/tls would not send.
 func withName(t testing.TB, name string) []byte {
 	t.Helper()
@@ -496,7 +525,7 @@ func TestHTTP(t *testing.T) {
 		},
 		"denied": {"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n", []string{"403 Forbidden", denied + `other.test"}`}, []string{"3 other.test"}},
 		"too many headers": {
-			"GET / HTTP/1.1\r\nHost: allowed.test\r\n" + strings.Repeat("a:\r\n", maxLines+1) + "\r\n",
+			"GET / HTTP/1.1\r\nHost: allowed.test\r\n" + strings.Repeat("a:\r\n", MaxLines+1) + "\r\n",
 			[]string{"431 Request Header Fields Too Large", "128 headers at most"},
 			nil,
 		},
@@ -659,7 +688,7 @@ func TestNoHost(t *testing.T) {
 // TestLargeResponse: a head of a response that would need much memory is not passed on.
 func TestLargeResponse(t *testing.T) {
 	for what, head := range map[string]string{
-		"long": "X: " + strings.Repeat("x", maxHead) + "\r\n", "many lines": strings.Repeat("a:\r\n", maxLines+1),
+		"long": "X: " + strings.Repeat("x", MaxHead) + "\r\n", "many lines": strings.Repeat("a:\r\n", MaxLines+1),
 	} {
 		d := newDesk(t, serve(t, func(c net.Conn) {
 			http.ReadRequest(bufio.NewReader(c)) //nolint:errcheck // the answer says
@@ -681,7 +710,7 @@ func TestLargeResponse(t *testing.T) {
 func TestOtherProtocols(t *testing.T) {
 	d := newDesk(t, echoServer(t), "allowed.test")
 	for what, send := range map[string]string{
-		"SSH": "SSH-2.0-x\r\n", "zero": "\x00\x00\x00\x08", "HTTP/0.9": "GET /\r\n", "SSLv2": "\x80\x2e\x01\x00\x02",
+		"SSH": "SSH-2.0-x\r\n", "zero": "\x00\x00\x00\x08", "SSL 2.0": "\x80\x2e\x01\x00\x02", "two words": "EHLO x\r\n",
 	} {
 		g := d.connect()
 		io.WriteString(g, send) //nolint:errcheck // the answer says
@@ -720,6 +749,7 @@ func TestFirst(t *testing.T) {
 			mute, []string{""}, "\x15\x03\x03\x00\x02\x01\x5a" + denied, string(alertMalformed), []string{"1 ", "7 "},
 		},
 		"HTTP with odd spaces":    {mute, []string{""}, "GET\x1c/\xa0HTTP/1.1\r\nHost: other.test\r\n\r\n", "HTTP/1.1 40", nil},
+		"HTTP/0.9, with headers":  {mute, []string{""}, "GET /\r\nHost: other.test\r\n\r\n", "HTTP/1.1 40", nil},
 		"HTTP behind empty lines": {mute, []string{""}, "\r\n\r\nGET / HTTP/1.1\r\nHost: other.test\r\n\r\n", "HTTP/1.1 40", nil},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -756,7 +786,7 @@ func TestSlowHead(t *testing.T) {
 			start := time.Now()
 			io.WriteString(g, send) //nolint:errcheck // the answer says
 			b, err := io.ReadAll(g)
-			if took := time.Since(start); took < headLimit-time.Second || len(b) > 0 {
+			if took := time.Since(start); took < HeadLimit-time.Second || len(b) > 0 {
 				t.Errorf("%q, %v after %s", b, err, took)
 			}
 		})

@@ -42,9 +42,9 @@ func beginning(b []byte) int {
 }
 
 // firstRecord says whether b begins as a record of TLS that a server may take for the first one: a
-// ClientHello, also one with a version that has never been (crypto/tls looks only whether it
-// is below 16.0), one in the form of SSL 2.0 (RFC 5246, appendix E.2), or what a server may
-// skip before it: an alert, or ChangeCipherSpec.
+// ClientHello, also one with a version that has never been, as some servers take it, one in
+// the form of SSL 2.0 (RFC 5246, appendix E.2), or what a server may skip before it: an alert,
+// or ChangeCipherSpec.
 func firstRecord(b []byte) int {
 	if len(b) == 0 {
 		return other
@@ -66,9 +66,6 @@ func firstRecord(b []byte) int {
 		}
 		return like(b[1:], "?\x01\x03")
 	}
-	if len(b) > 1 && b[1] >= 16 {
-		return other
-	}
 	return like(b[1:], "??"+form)
 }
 
@@ -85,54 +82,53 @@ func like(b []byte, form string) int {
 	return isTLS
 }
 
-// requestLine says whether b begins as "METHOD target HTTP/". Some servers split the line at
-// any space, and take the last word for the version (Python's http.server), so every word
-// behind the method may be it.
+// requestLine says whether b begins as a line of a request: METHOD target HTTP/. Some servers
+// split the line at any space, take the last word for the version, or do without one, and
+// read a Host all the same (Python's http.server, llhttp). So every word behind the target may
+// be the version, and a target that looks like one is enough.
+//
+// A method here is any word of printable ASCII. Other bytes in it make it another protocol:
+// binary ones must not wait for the end of a line.
 func requestLine(b []byte) int {
 	const version = "HTTP/"
 	n := 0
-	for n < len(b) && token(b[n]) {
+	for n < len(b) && '!' <= b[n] && b[n] <= '~' {
 		n++
 	}
 	if n < len(b) && (n == 0 || !space(b[n]) && b[n] != '\r') {
 		return other
 	}
-	for b = b[n:]; len(b) > 0; b = b[n:] {
-		for len(b) > 0 && space(b[0]) {
+	target := false // the line has one
+	for words := 0; ; words++ {
+		b = b[n:]
+		for len(b) > 0 && (space(b[0]) || b[0] == '\r' && len(b) > 1 && b[1] != '\n') {
 			b = b[1:]
 		}
-		if v := b[:min(len(b), len(version))]; bytes.EqualFold(v, []byte(version[:len(v)])) {
+		switch v := b[:min(len(b), len(version))]; {
+		case len(b) == 0, len(b) == 1 && b[0] == '\r':
+			return more
+		case b[0] == '\n', b[0] == '\r': // the line ends
+			if target && words == 1 {
+				return isHTTP
+			}
+			return other
+		case words == 0:
+			target = b[0] == '/' || bytes.EqualFold(v[:min(len(v), 4)], []byte("http"))
+		case bytes.EqualFold(v, []byte(version[:len(v)])):
 			if len(v) == len(version) {
 				return isHTTP
 			}
 			return more
 		}
-		n = 0
-		for n < len(b) && b[n] > ' ' && !space(b[n]) {
-			n++
-		}
-		switch {
-		case n == len(b) || space(b[n]):
-		case b[n] == '\r' && n+1 == len(b):
-			return more
-		case b[n] == '\r' && b[n+1] != '\n': // a space for some
-			n++
-		default: // the line ends: HTTP/0.9, which has no Host, or no HTTP
-			return other
+		for n = 0; n < len(b) && b[n] != '\n' && b[n] != '\r' && !space(b[n]); n++ {
 		}
 	}
-	return more
 }
 
 // space reports whether c is a space: for Python's http.server, which reads ISO 8859-1, also
 // those above ASCII.
 func space(c byte) bool {
 	return c == ' ' || c == '\t' || c == '\v' || c == '\f' || 0x1c <= c && c <= 0x1f || c == 0x85 || c == 0xa0
-}
-
-// token reports whether c may stand in a method (RFC 9110, section 5.6.2).
-func token(c byte) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || bytes.IndexByte([]byte("!#$%&'*+-.^_`|~"), c) >= 0
 }
 
 // The numbers of TLS (RFC 8446, section 5.1; RFC 6066, section 3) that are used here.
@@ -191,7 +187,7 @@ func handshake(b []byte) (msg []byte, used int, err error) {
 		if len(msg) >= 4 {
 			size := 4 + (int(msg[1])<<16 | int(msg[2])<<8 | int(msg[3]))
 			switch {
-			case size > maxHead:
+			case size > MaxHead:
 				return nil, 0, errLarge
 			case len(msg) > size && msg[0] == typeClientHello: // nothing may stand behind it
 				return nil, 0, errHello

@@ -33,17 +33,20 @@ type webServer struct {
 // reserve is what net/http adds to MaxHeaderBytes (net/http, Server.initialReadLimitSize).
 const reserve = 4096
 
+// MaxHeaderBytes is what an http.Server gets, so that its heads are as long as they may be.
+const MaxHeaderBytes = MaxHead - reserve
+
 func newWebServer(s *server) *webServer {
 	w := &webServer{conns: make(chan net.Conn)}
 	w.proxy = &httputil.ReverseProxy{
-		Rewrite: rewrite, ModifyResponse: few, Transport: perFlow{}, FlushInterval: -1, BufferPool: relay.Buffers{},
-		ErrorHandler: failed, ErrorLog: log.New(io.Discard, "", 0),
+		Rewrite: rewrite, ModifyResponse: FewLines, Transport: perFlow{}, FlushInterval: -1, BufferPool: relay.Buffers{},
+		ErrorHandler: TellFailed, ErrorLog: log.New(io.Discard, "", 0),
 	}
 	h := &http.Server{
-		Handler: w, ReadHeaderTimeout: headLimit, IdleTimeout: idleLimit, MaxHeaderBytes: maxHead - reserve,
+		Handler: w, ReadHeaderTimeout: HeadLimit, IdleTimeout: IdleLimit, MaxHeaderBytes: MaxHeaderBytes,
 		ErrorLog: log.New(io.Discard, "", 0), // guests would fill the log
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, flowKey{}, c.(*webConn))
+			return context.WithValue(ctx, flowKey{}, c.(*Guest))
 		},
 	}
 	go h.Serve(w) //nolint:errcheck // it ends with the process
@@ -52,14 +55,14 @@ func newWebServer(s *server) *webServer {
 
 type flowKey struct{}
 
-func flowOf(ctx context.Context) *webConn { return ctx.Value(flowKey{}).(*webConn) }
+func flowOf(ctx context.Context) *Guest { return ctx.Value(flowKey{}).(*Guest) }
 
 // take serves a flow of which b has come.
 func (w *webServer) take(f *flow, b []byte) {
-	c := &webConn{Conn: f.guest, f: f, b: b}
+	c := &Guest{Conn: f.guest, f: f, b: b}
 	c.transport = &http.Transport{
 		DialContext: c.dial, DisableCompression: true, MaxIdleConns: 2, MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute,
-		ExpectContinueTimeout: time.Second, MaxResponseHeaderBytes: maxHead,
+		ExpectContinueTimeout: time.Second, MaxResponseHeaderBytes: MaxHead,
 	}
 	w.conns <- c
 }
@@ -73,17 +76,26 @@ func (w *webServer) Close() error { return nil }
 // Addr says nothing.
 func (w *webServer) Addr() net.Addr { return &net.TCPAddr{} }
 
-// webConn is the guest's side of a flow.
-type webConn struct {
+// A Guest is the guest's side of a flow. It begins with what heads has read of it. To close
+// it ends the flow.
+type Guest struct {
 	*relay.Conn
+	// Name is the one that the daemon has marked, in normal form; "" in a flow of HTTP, where
+	// each request has its own.
+	Name string
+
 	f         *flow
-	b         []byte // was read before
-	transport *http.Transport
+	b         []byte          // was read before
+	transport *http.Transport // of HTTP, or nil
 	once      sync.Once
+
+	mu     sync.Mutex
+	marked map[string]bool      // what the daemon said of a name; nil without an Inspector
+	ready  map[string]*upstream // opened, before they are dialed
 }
 
 // Read reads first what was read before.
-func (c *webConn) Read(p []byte) (int, error) {
+func (c *Guest) Read(p []byte) (int, error) {
 	c.f.active()
 	if len(c.b) > 0 {
 		n := copy(p, c.b)
@@ -94,22 +106,25 @@ func (c *webConn) Read(p []byte) (int, error) {
 }
 
 // Write writes to the guest.
-func (c *webConn) Write(p []byte) (int, error) {
+func (c *Guest) Write(p []byte) (int, error) {
 	c.f.active()
 	return c.Conn.Write(p)
 }
 
 // Close ends the flow.
-func (c *webConn) Close() error {
+func (c *Guest) Close() error {
 	c.once.Do(func() {
-		c.transport.CloseIdleConnections()
+		if c.transport != nil {
+			c.transport.CloseIdleConnections()
+			c.unready()
+		}
 		c.f.end()
 	})
 	return nil
 }
 
 // dial opens a socket for the name that is the host of address.
-func (c *webConn) dial(ctx context.Context, _, address string) (net.Conn, error) {
+func (c *Guest) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	name, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
@@ -123,6 +138,9 @@ func (c *webConn) dial(ctx context.Context, _, address string) (net.Conn, error)
 	}
 	if name == nameless {
 		name = ""
+	}
+	if c.f.s.inspector != nil {
+		return c.dialMarked(ctx, name)
 	}
 	return c.f.open(ctx, HTTP, name)
 }
@@ -172,7 +190,11 @@ type perFlow struct{}
 
 // RoundTrip sends a request.
 func (perFlow) RoundTrip(r *http.Request) (*http.Response, error) {
-	return flowOf(r.Context()).transport.RoundTrip(r)
+	c := flowOf(r.Context())
+	if c.f.s.inspector != nil {
+		return c.inspected(r)
+	}
+	return c.transport.RoundTrip(r)
 }
 
 // ServeHTTP serves one request of a guest.
@@ -182,24 +204,24 @@ func (w *webServer) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			"sandboxd refuses CONNECT: there is no proxy here. Connect to the host itself.")
 		return
 	}
-	if !plainTarget(r) {
+	if !PlainTarget(r, "http") {
 		say(rw, http.StatusBadRequest, "SANDBOX::INVALID_PARAMETER",
 			"sandboxd does not send on this target of a request: write a path, or http:// with the host in ASCII.")
 		return
 	}
-	if lines(r.Header) > maxLines {
+	if Lines(r.Header) > MaxLines {
 		say(rw, http.StatusRequestHeaderFieldsTooLarge, "SANDBOX::HEADERS_TOO_LARGE",
-			fmt.Sprintf("sandboxd passes on a request with %d headers at most.", maxLines))
+			fmt.Sprintf("sandboxd passes on a request with %d headers at most.", MaxLines))
 		return
 	}
 	w.proxy.ServeHTTP(rw, r)
 }
 
-// plainTarget reports whether the target of a request is a path, an http URL with a host, or
-// the * of OPTIONS (RFC 9112, section 3.2). A URL without // would be sent on as it is, with
+// PlainTarget reports whether the target of a request is a path, a URL of scheme with a host,
+// or the * of OPTIONS (RFC 9112, section 3.2). A URL without // would be sent on as it is, with
 // another host in it, and a Host that is not ASCII as another name (net/http writes it by
 // IDNA).
-func plainTarget(r *http.Request) bool {
+func PlainTarget(r *http.Request, scheme string) bool {
 	if strings.ContainsFunc(r.Host, func(c rune) bool { return c > unicode.MaxASCII }) {
 		return false
 	}
@@ -207,21 +229,22 @@ func plainTarget(r *http.Request) bool {
 	case u.Opaque != "" || u.User != nil:
 		return false
 	case u.Scheme != "":
-		return u.Scheme == "http" && u.Host != ""
+		return u.Scheme == scheme && u.Host != ""
 	default:
 		return strings.HasPrefix(r.RequestURI, "/") || r.RequestURI == "*" && r.Method == http.MethodOptions
 	}
 }
 
-// few refuses a response with too many headers.
-func few(r *http.Response) error {
-	if lines(r.Header) > maxLines {
-		return fmt.Errorf("it sent more than %d headers", maxLines)
+// FewLines refuses a response with more than MaxLines headers.
+func FewLines(r *http.Response) error {
+	if Lines(r.Header) > MaxLines {
+		return fmt.Errorf("it sent more than %d headers", MaxLines)
 	}
 	return nil
 }
 
-func lines(h http.Header) (n int) {
+// Lines is how many lines a header has: a key has one for each value.
+func Lines(h http.Header) (n int) {
 	for _, values := range h {
 		n += len(values)
 	}
@@ -245,6 +268,12 @@ func rewrite(p *httputil.ProxyRequest) {
 		name, p.Out.Close = hostless, true
 	}
 	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.URL.Opaque = "http", name, ""
+	KeepSaid(p)
+}
+
+// KeepSaid makes the outgoing request say what the guest has said where ReverseProxy would
+// not, but for protocols that it would change to, other than a WebSocket.
+func KeepSaid(p *httputil.ProxyRequest) {
 	p.Out.URL.RawQuery = p.In.URL.RawQuery
 	for _, h := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 		if v, ok := p.In.Header[h]; ok {
@@ -258,14 +287,12 @@ func rewrite(p *httputil.ProxyRequest) {
 	}
 }
 
-// failed answers a request that was not sent on, or has no answer.
-func failed(rw http.ResponseWriter, r *http.Request, err error) {
-	if refused, ok := errors.AsType[*refusal](err); ok {
-		if refused.Result == Denied {
-			say(rw, http.StatusForbidden, "SANDBOX::FORBIDDEN", refused.Text)
-			return
-		}
-		say(rw, http.StatusBadGateway, "SANDBOX::UNREACHABLE", refused.Text)
+// TellFailed answers a request that was not sent on, or has no answer: with what a Teller
+// says, or in general words.
+func TellFailed(rw http.ResponseWriter, r *http.Request, err error) {
+	if t, ok := errors.AsType[Teller](err); ok {
+		status, code, text := t.Tell()
+		say(rw, status, code, text)
 		return
 	}
 	if r.Context().Err() != nil {

@@ -16,7 +16,7 @@ var (
 // runTLS serves a flow that begins with a ClientHello, of which b has come.
 func (f *flow) runTLS(b []byte, up *upstream) {
 	if up != nil { // where the server may speak first, nothing has set a limit
-		f.guest.SetReadDeadline(time.Now().Add(headLimit)) //nolint:errcheck // shows in the read
+		f.guest.SetReadDeadline(time.Now().Add(HeadLimit)) //nolint:errcheck // shows in the read
 	}
 	b, sni, err := f.hello(b)
 	switch {
@@ -36,7 +36,12 @@ func (f *flow) runTLS(b []byte, up *upstream) {
 		up, err = f.open(context.Background(), TLS, name)
 	}
 	if err != nil {
-		if r, ok := errors.AsType[*refusal](err); ok && r.Result == Denied {
+		r, ok := errors.AsType[*refusal](err)
+		if ok && r.Result == Inspect && f.s.inspector != nil && name != "" {
+			f.inspect(b, up, name)
+			return
+		}
+		if ok && r.Result == Denied {
 			f.drop(up, alertDenied)
 			return
 		}
@@ -54,7 +59,7 @@ func (f *flow) hello(b []byte) ([]byte, string, error) {
 		if !errors.Is(err, errMore) {
 			return b, sni, err
 		}
-		if len(b) > 2*maxHead {
+		if len(b) > 2*MaxHead {
 			return b, "", errLarge
 		}
 		if b, err = f.read(b); err != nil {

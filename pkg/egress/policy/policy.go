@@ -348,7 +348,7 @@ func (p *Policy) DecideName(f Flow, name string) (allow bool, why Reason) {
 		allow, why = p.first(f, func(r *rule) bool { unknown = !r.allow; return unknown })
 		if unknown || !allow && why.Cause == ByMode {
 			why = Reason{ByName, NoName}
-			if open, _ := p.first(f, func(*rule) bool { return false }); open {
+			if open, by := p.first(f, func(*rule) bool { return false }); open && by.Cause == ByRule {
 				why.Text = NoNameDenied
 			}
 		}
@@ -395,7 +395,8 @@ func (p *Policy) Resolves(name string) (allow bool, why Reason) {
 	return p.mode == record.NetworkOpen, Reason{ByMode, "default"}
 }
 
-// Wildcard returns the wildcard rule without which Resolves would not allow name, or "".
+// Wildcard returns the first wildcard rule that lets Resolves allow name, or "" if a rule has the
+// whole name, or the default is to allow.
 func (p *Policy) Wildcard(name string) (wildcard string) {
 	if p.mode == record.NetworkOpen {
 		return ""

@@ -1,0 +1,330 @@
+package terminate
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/heads"
+)
+
+// TestServerCertificates: of a server that is not verified, the guest reads why, and the server
+// no request.
+func TestServerCertificates(t *testing.T) {
+	later := time.Now().Add(time.Hour)
+	for what, c := range map[string]struct {
+		cert tls.Certificate
+		want string
+	}{
+		"another name":      {public().serves("other.example.com", later), "is valid for other.example.com, not " + host},
+		"expired":           {public().serves(host, time.Now().Add(-time.Hour)), "expired"},
+		"another authority": {authority().serves(host, later), "unknown authority"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			seen := &record{}
+			d := newDesk(t, (&clerk{}).maker, newSite(t, seen, true, &tls.Config{Certificates: []tls.Certificate{c.cert}}).dial)
+			for _, h2 := range []bool{false, true} {
+				resp, body := get(t, d.client(h2), request(t, "GET", "https://"+host+"/", nil))
+				if resp.StatusCode != 502 || !strings.Contains(body, "SERVER_CERTIFICATE") || !strings.Contains(body, c.want) {
+					t.Fatalf("%d %s", resp.StatusCode, body)
+				}
+				if n := <-d.notes; n.Kind != ServerUnverified || n.Name != host || !strings.Contains(n.Text, c.want) {
+					t.Errorf("%v", n)
+				}
+			}
+			if s := seen.saw(); len(s) > 0 {
+				t.Errorf("the server saw %q", s)
+			}
+		})
+	}
+}
+
+// TestClientCertificates: a server that wants a certificate of its client cannot be inspected;
+// one that takes requests without goes on.
+func TestClientCertificates(t *testing.T) {
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+		for _, wants := range []tls.ClientAuthType{tls.RequestClientCert, tls.RequireAnyClientCert} {
+			d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, &tls.Config{
+				Certificates: []tls.Certificate{must(certOf())}, ClientAuth: wants, MaxVersion: version,
+			}).dial)
+			for _, h2 := range []bool{false, true} {
+				resp, body := get(t, d.client(h2), request(t, "GET", "https://"+host+"/", nil))
+				if wants == tls.RequestClientCert {
+					if resp.StatusCode != 200 {
+						t.Errorf("%d %s", resp.StatusCode, body)
+					}
+					continue
+				}
+				if resp.StatusCode != 502 || !strings.Contains(body, "asked for a certificate of its client") {
+					t.Fatalf("%d %s", resp.StatusCode, body)
+				}
+				if n := <-d.notes; n.Kind != ServerWants || n.Name != host {
+					t.Errorf("%v", n)
+				}
+			}
+		}
+	}
+}
+
+// TestGuestRefuses: the daemon hears of a program that does not trust the authority.
+func TestGuestRefuses(t *testing.T) {
+	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
+	pin := func(tls.ConnectionState) error { return errors.New("another certificate is expected") }
+	for _, c := range []struct {
+		conf *tls.Config
+		want NoteKind
+	}{
+		{&tls.Config{RootCAs: public().pool(), MaxVersion: tls.VersionTLS12}, GuestRefuses},
+		{&tls.Config{RootCAs: public().pool(), MinVersion: tls.VersionTLS13}, GuestRefuses},
+		{&tls.Config{RootCAs: authority().pool(), VerifyConnection: pin}, GuestRefuses},
+		{&tls.Config{RootCAs: authority().pool(), NextProtos: []string{"mqtt"}}, GuestHandshake},
+		{&tls.Config{RootCAs: authority().pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, GuestHandshake},
+	} {
+		c.conf.ServerName = host
+		g := tls.Client(d.connect(), c.conf)
+		if err := g.Handshake(); err == nil {
+			t.Fatal("it has shaken hands")
+		}
+		g.Close()
+		if n := <-d.notes; n.Kind != c.want || n.Name != host {
+			t.Errorf("%v, want %d", n, c.want)
+		}
+		<-d.ended
+	}
+}
+
+// TestEnds: a guest that goes away at any moment leaves nothing.
+func TestEnds(t *testing.T) {
+	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
+	hello := make([]byte, 64<<10)
+	g := d.connect()
+	io.WriteString(g, "\x16\x03\x01") //nolint:errcheck // it is closed
+	g.Close()
+	<-d.ended
+	// In the handshake: the hello of another client, and no more.
+	near, far := net.Pipe()
+	go tls.Client(far, &tls.Config{ServerName: host}).Handshake() //nolint:errcheck // nobody answers
+	n, err := near.Read(hello)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near.Close()
+	g = d.connect()
+	g.Write(hello[:n]) //nolint:errcheck // it is closed
+	if _, err := g.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	g.Close()
+	<-d.ended
+	for _, send := range []string{
+		"", "GET / HT", "POST / HTTP/1.1\r\nHost: " + host + "\r\nContent-Length: 10\r\n\r\nwords",
+		"POST / HTTP/1.1\r\nHost: " + host + "\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nwords\r\n",
+	} {
+		c := d.tls("http/1.1")
+		io.WriteString(c, send) //nolint:errcheck // it is closed
+		c.NetConn().Close()
+		<-d.ended
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.open) > 0 || len(d.guests) > 0 {
+		t.Errorf("%d and %d sockets are left", len(d.open), len(d.guests))
+	}
+}
+
+// TestSlow: a head that does not come ends its connection, and nobody else waits for it.
+func TestSlow(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
+	for range 3 {
+		io.WriteString(d.tls("http/1.1"), "GET / HTTP/1.1\r\nHo") //nolint:errcheck // its end says
+	}
+	slow := d.tls("http/1.1")
+	fmt.Fprintf(slow, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Length: 10\r\n\r\nword", host)
+	if resp, _ := get(t, d.client(false), request(t, "GET", "https://"+host+"/", nil)); resp.StatusCode != 200 {
+		t.Error(resp.Status)
+	}
+	for range 3 {
+		<-d.ended
+	}
+	io.WriteString(slow, "s, all") //nolint:errcheck // the answer says
+	resp, err := http.ReadResponse(bufio.NewReader(slow), nil)
+	if err != nil || resp.StatusCode != 200 {
+		t.Errorf("a body may be slow: %v, %v", resp, err)
+	}
+}
+
+// TestNoDaemon: connections go on when the daemon is gone, and what needs it fails in words.
+func TestNoDaemon(t *testing.T) {
+	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
+	c := d.client(true)
+	if resp, _ := get(t, c, request(t, "GET", "https://"+host+"/", nil)); resp.StatusCode != 200 {
+		t.Error(resp.Status)
+	}
+	idle := d.tls("http/1.1")
+	d.line.Close()
+	if resp, _ := get(t, c, request(t, "GET", "https://"+host+"/", nil)); resp.StatusCode != 200 {
+		t.Error(resp.Status)
+	}
+	fmt.Fprintf(idle, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", host)
+	if b, err := io.ReadAll(idle); err != nil || !strings.Contains(string(b), "sandboxd does not run at the moment") {
+		t.Errorf("%s, %v", b, err)
+	}
+}
+
+// TestUnreachable: a server that does not answer, or not as HTTP, is told.
+func TestUnreachable(t *testing.T) {
+	l := must(net.Listen("tcp", "127.0.0.1:0"))
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{must(certOf())}})
+			go func() {
+				defer s.Close()
+				s.Read(make([]byte, 100))              //nolint:errcheck // the guest says
+				io.WriteString(s, "what is this?\r\n") //nolint:errcheck // likewise
+			}()
+		}
+	}()
+	for want, dial := range map[string]func() (net.Conn, error){
+		"there is no route": func() (net.Conn, error) { return nil, errors.New("there is no route") },
+		"malformed HTTP":    func() (net.Conn, error) { return net.Dial("tcp", l.Addr().String()) },
+	} {
+		d := newDesk(t, (&clerk{}).maker, dial)
+		for _, h2 := range []bool{false, true} {
+			resp, body := get(t, d.client(h2), request(t, "GET", "https://"+host+"/", nil))
+			if resp.StatusCode != 502 || !strings.Contains(body, "SANDBOX::UNREACHABLE") || !strings.Contains(body, want) {
+				t.Errorf("%d %s, want %s", resp.StatusCode, body, want)
+			}
+		}
+	}
+}
+
+// TestLeaves: a certificate is asked for once, and again when it ends or was refused.
+func TestLeaves(t *testing.T) {
+	ours, theirs, err := child.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon, line := must(child.NewConn(ours, MaxBody, false)), must(child.NewConn(theirs, maxToChild, true))
+	defer daemon.Close()
+	go line.Run(func(child.Message) {}) //nolint:errcheck // ends with the test
+	var mu sync.Mutex
+	asked := map[string]int{}
+	go daemon.Run(func(m child.Message) { //nolint:errcheck // likewise
+		mu.Lock()
+		defer mu.Unlock()
+		name := must(ParseLeafRequest(m.Body))
+		asked[name]++
+		l := authority().leaf(name, time.Now().Add(time.Hour))
+		switch {
+		case name == "never.example.com", name == "later.example.com" && asked[name] == 1:
+			l = Leaf{Text: "no rule marks " + name}
+		case name == "soon.example.com":
+			l = authority().leaf(name, time.Now().Add(time.Minute))
+		}
+		daemon.Answer(m, l.Append(nil), nil) //nolint:errcheck // the call says
+	})
+	var l leaves
+	for _, c := range []struct {
+		name, err string
+		asked     int // how often by then
+	}{
+		{host, "", 1},
+		{host, "", 1},
+		{"never.example.com", "no rule marks never", 1},
+		{"never.example.com", "no rule marks never", 2},
+		{"later.example.com", "no rule", 1},
+		{"later.example.com", "", 2},
+		{"later.example.com", "", 2},
+		{"soon.example.com", "", 1},
+		{"soon.example.com", "", 2},
+	} {
+		cert, err := l.of(t.Context(), line, c.name)
+		mu.Lock()
+		n := asked[c.name]
+		mu.Unlock()
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || n != c.asked {
+			t.Errorf("%s: %v, asked %d times, want %q, %d", c.name, err, n, c.err, c.asked)
+		}
+		if err == nil && cert.Leaf.VerifyHostname(c.name) != nil {
+			t.Errorf("%s: a certificate for %v", c.name, cert.Leaf.DNSNames)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.of(ctx, line, "cancelled.example.com"); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	for i := range 2 * maxLeaves {
+		if _, err := l.of(t.Context(), line, fmt.Sprintf("n%d.example.com", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.byName) > maxLeaves {
+		t.Errorf("%d are kept", len(l.byName))
+	}
+}
+
+// TestNotes: of many notes, some are sent at once and then one each second.
+func TestNotes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n notes
+		count := func() (may int) {
+			for range 100 {
+				if n.may(time.Now()) {
+					may++
+				}
+			}
+			return may
+		}
+		for i, want := range []int{noteBurst, 0, 1, 3, noteBurst} {
+			time.Sleep([]time.Duration{0, 900 * time.Millisecond, 200 * time.Millisecond, 3 * time.Second, time.Hour}[i])
+			if got := count(); got != want {
+				t.Errorf("%d: %d, want %d", i, got, want)
+			}
+		}
+	})
+}
+
+// FuzzMessages: what a child sends is refused, or is written again as it came.
+func FuzzMessages(f *testing.F) {
+	f.Add(Note{GuestRefuses, host, "a text"}.Append(nil))
+	f.Add([]byte("\x01\x05a.b\x1b[31m"))
+	f.Add([]byte(host))
+	f.Add(Leaf{[][]byte{{1, 2}, {3}}, []byte{4}, "x"}.Append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if n, err := ParseNote(b); err == nil {
+			same := string(n.Append(nil)) == string(b) && heads.PlainName(n.Name) == n.Name
+			if !same || len(n.Text) > maxNote || strings.ContainsAny(n.Text, "\x1b\n\x00") {
+				t.Fatalf("%q", n)
+			}
+		}
+		if name, err := ParseLeafRequest(b); err == nil && (name != string(b) || name == "" || heads.PlainName(name) != name) {
+			t.Fatalf("%q", name)
+		}
+		if l, err := ParseLeaf(b); err == nil && string(l.Append(nil)) != string(b) {
+			t.Fatalf("%q", l)
+		}
+		if p := plain(string(b), 40); len(p) > 40 || plain(p, 40) != p {
+			t.Fatalf("%q", p)
+		}
+	})
+}

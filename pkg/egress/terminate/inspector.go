@@ -1,0 +1,260 @@
+package terminate
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sandboxd/sandboxd/internal/relay"
+	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/heads"
+)
+
+// An inspector is the heads.Inspector of this package.
+type inspector struct {
+	judges JudgeMaker
+	conf   atomic.Pointer[settings]
+	leaves leaves
+	notes  notes
+	busy   atomic.Int32 // requests under way
+
+	tls   *tls.Config // to guests
+	conns chan net.Conn
+	proxy *httputil.ReverseProxy
+}
+
+// settings are a Config that is in use.
+type settings struct {
+	judge    Judge
+	roots    *x509.CertPool
+	sessions tls.ClientSessionCache
+}
+
+func newInspector(judges JudgeMaker) *inspector {
+	i := &inspector{judges: judges, conns: make(chan net.Conn)}
+	i.tls = &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: i.certificate,
+		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true,
+	}
+	i.proxy = &httputil.ReverseProxy{
+		Rewrite: rewrite, ModifyResponse: heads.FewLines, Transport: bySession{i}, FlushInterval: -1, BufferPool: relay.Buffers{},
+		ErrorHandler: heads.TellFailed, ErrorLog: log.New(io.Discard, "", 0),
+	}
+	s := &http.Server{
+		Handler: i, ReadHeaderTimeout: heads.HeadLimit, IdleTimeout: heads.IdleLimit, MaxHeaderBytes: heads.MaxHeaderBytes,
+		Protocols: protocols(true),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: maxStreams, MaxReadFrameSize: frameSize,
+			MaxReceiveBufferPerConnection: guestWindow, MaxReceiveBufferPerStream: guestStream,
+		},
+		ErrorLog: log.New(io.Discard, "", 0), // guests would fill the log
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, sessionKey{}, c.(*tls.Conn).NetConn().(*session))
+		},
+	}
+	go s.Serve(i) //nolint:errcheck // it ends with the process
+	return i
+}
+
+func protocols(h2 bool) *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(true)
+	p.SetHTTP2(h2)
+	return p
+}
+
+// Accept returns the next flow whose handshake is done: an inspector is the listener of its
+// http.Server.
+func (i *inspector) Accept() (net.Conn, error) { return <-i.conns, nil }
+
+// Close is never called.
+func (i *inspector) Close() error { return nil }
+
+// Addr says nothing.
+func (i *inspector) Addr() net.Addr { return &net.TCPAddr{} }
+
+// Message takes a Config.
+func (i *inspector) Message(line *child.Conn, m child.Message) {
+	if m.File == nil {
+		return
+	}
+	defer m.File.Close()
+	if m.Kind != KindConfigure {
+		return
+	}
+	said := ""
+	if err := i.configure(m.File); err != nil {
+		said = plain(err.Error(), MaxBody)
+	}
+	line.Answer(m, []byte(said), nil) //nolint:errcheck // fails if the daemon is gone
+}
+
+func (i *inspector) configure(f io.ReaderAt) error {
+	c, err := readConfig(f)
+	if err != nil {
+		return err
+	}
+	s := &settings{roots: x509.NewCertPool(), sessions: tls.NewLRUClientSessionCache(64)}
+	if !s.roots.AppendCertsFromPEM(c.Roots) {
+		return errors.New("no certificate is among the roots, so no server could be verified")
+	}
+	if s.judge, err = i.judges(c.Judge); err != nil {
+		return fmt.Errorf("read what the judge needs: %w", err)
+	}
+	i.conf.Store(s)
+	return nil
+}
+
+// errName: crypto/tls has read another name than package heads.
+var errName = errors.New("the ClientHello is for another name")
+
+// certificate is called with each ClientHello that is answered: also with a second one, which
+// must be for the name that the daemon has marked.
+func (i *inspector) certificate(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	s := h.Conn.(*session)
+	if heads.PlainName(h.ServerName) != s.Name {
+		return nil, errName
+	}
+	return i.leaves.of(h.Context(), s.Line(), s.Name)
+}
+
+// TLS ends TLS for a guest, and gives the flow to the http.Server.
+func (i *inspector) TLS(g *heads.Guest) {
+	conf := i.conf.Load()
+	if conf == nil { // the daemon configures before it sends flows
+		g.Abort()
+		return
+	}
+	s := &session{Guest: g, open: map[*socket]bool{}, dials: make(chan struct{}, maxDials)}
+	t := tls.Server(s, i.tls)
+	ctx, cancel := context.WithTimeout(context.Background(), handshakeLimit)
+	defer cancel()
+	if err := t.HandshakeContext(ctx); err != nil {
+		i.notes.tell(g.Line(), handshakeFailed(g.Name, err))
+		g.Farewell()
+		return
+	}
+	if heads.PlainName(t.ConnectionState().ServerName) != g.Name {
+		g.Abort()
+		return
+	}
+	s.begin(conf, t.ConnectionState().NegotiatedProtocol == "h2")
+	i.conns <- t
+}
+
+// handshakeFailed says whether the guest refuses the certificate. An alert is what it says
+// (RFC 8446, section 6.2); some programs only close the connection.
+func handshakeFailed(name string, err error) Note {
+	if isAlert(err) && strings.Contains(err.Error(), "certificate") {
+		return Note{GuestRefuses, name, "the program does not trust the certificate of this sandbox's authority (" + err.Error() +
+			"): it has a list of authorities of its own, or expects one certificate only"}
+	}
+	return Note{GuestHandshake, name, "TLS of the program failed: " + err.Error()}
+}
+
+// isAlert reports whether crypto/tls has read an alert of the other side.
+func isAlert(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "remote error"
+}
+
+// A session is a flow of TLS, and its connections to the server.
+type session struct {
+	*heads.Guest
+	server *http.Transport
+	dials  chan struct{} // has one for each dial under way
+	wanted atomic.Bool   // the server has asked for a certificate
+	spoke  atomic.Bool   // the server has answered a request
+
+	mu    sync.Mutex
+	open  map[*socket]bool
+	ended bool
+}
+
+type sessionKey struct{}
+
+func sessionOf(ctx context.Context) *session { return ctx.Value(sessionKey{}).(*session) }
+
+// begin makes the transport. What the guest speaks decides what the server is offered: so an
+// answer is not written in frames of HTTP/2 only to be taken out of them.
+func (s *session) begin(conf *settings, h2 bool) {
+	s.server = &http.Transport{
+		DialContext: s.dial, Protocols: protocols(h2), DisableCompression: true, TLSHandshakeTimeout: handshakeLimit,
+		MaxIdleConns: 2, MaxIdleConnsPerHost: 2, MaxConnsPerHost: maxServerConns, IdleConnTimeout: serverIdle,
+		ExpectContinueTimeout: continueLimit, MaxResponseHeaderBytes: heads.MaxHead,
+		TLSClientConfig: &tls.Config{
+			ServerName: s.Name, RootCAs: conf.roots, MinVersion: tls.VersionTLS12, ClientSessionCache: conf.sessions,
+			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				s.wanted.Store(true)
+				return &tls.Certificate{}, nil // none: the server may go on without
+			},
+		},
+		HTTP2: &http.HTTP2Config{
+			MaxReadFrameSize: frameSize, MaxReceiveBufferPerConnection: serverWindow, MaxReceiveBufferPerStream: serverStream,
+			// Otherwise a server that allows few streams gets more connections than the daemon does.
+			StrictMaxConcurrentRequests: true,
+			SendPingTimeout:             pingAfter,
+		},
+	}
+}
+
+// dial opens a socket to the server.
+func (s *session) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	select {
+	case s.dials <- struct{}{}:
+		defer func() { <-s.dials }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	c, err := s.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k := &socket{c, s}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return nil, cmp.Or(c.Close(), net.ErrClosed)
+	}
+	s.open[k] = true
+	return k, nil
+}
+
+// Close ends the flow, and the connections to the server: an idle one of HTTP/2 would stay for
+// a while.
+func (s *session) Close() error {
+	s.mu.Lock()
+	s.ended = true
+	open := s.open
+	s.open = nil
+	s.mu.Unlock()
+	for k := range open {
+		k.Conn.Close()
+	}
+	return s.Guest.Close()
+}
+
+// A socket is one to the server.
+type socket struct {
+	net.Conn
+	s *session
+}
+
+// Close closes the socket.
+func (k *socket) Close() error {
+	k.s.mu.Lock()
+	delete(k.s.open, k)
+	k.s.mu.Unlock()
+	return k.Conn.Close()
+}

@@ -1,0 +1,116 @@
+// Package terminate decrypts the connections of one sandbox to the hosts that a rule or a
+// binding marks, in a child without privileges that only this sandbox has.
+//
+//	guest ══ TLS ══▶ heads: the name ── Open ──▶ daemon: Inspect
+//	        │          │
+//	        │          ▼             ── Leaf ──▶ daemon: certificate and key for the name
+//	        └──▶ TLS ends here: net/http reads requests of HTTP/1.1 and HTTP/2
+//	                   │ Host is the name, or 421
+//	                   ▼
+//	             Judge.Request ── refuses ──▶ guest: JSON
+//	                   │             ── Dial ──▶ daemon: a socket to what it has verified
+//	                   ▼
+//	             TLS to the server, verified by the name ══▶ server
+//	                   │
+//	             Answerer.Response ◀── answer
+//
+// The child is pkg/egress/heads with an Inspector: what the daemon does not mark passes
+// undecrypted, as in that. The child makes no connection, and has neither a policy nor the
+// key of the sandbox's authority. The values of bound credentials are in its Judge.
+//
+// Each flow has connections to the server of its own, so the daemon that cuts a flow cuts all
+// that it sent. To the server it speaks what the guest speaks: HTTP/1.1 for HTTP/1.1, and for
+// HTTP/2 what the server prefers.
+//
+// The surprise: a guest may send requests for another host on a connection (RFC 9113, section
+// 9.1.1). It gets 421 and sends them on a new one, whose name the daemon then sees.
+package terminate
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/heads"
+)
+
+// Verb is the name under which that of Serve is a verb of internal/confine.
+const Verb = "terminate"
+
+// Version is that of the messages, and of the line. See heads.Version, which counts too: a
+// child lives on with the daemon that speaks both.
+const Version = 1
+
+// Memory is the limit of a child's data, in bytes, for 256 connections of its sandbox. Of one
+// it holds 80 KiB for the two sides of TLS, and with HTTP/2 what its windows allow if nobody
+// reads: 256 KiB from the guest, and 2 MiB from the server. Each request, of which there are
+// maxRequests, holds 384 KiB: 128 KiB for its head and the copy, 160 KiB of buffers (see ahead),
+// stacks. For 256 flows of HTTP/1.1 this is 116 MiB; for maxRequests on HTTP/2, 212 MiB, and 2.2
+// MiB for each connection whose guest does not read. The collector keeps the child below two
+// thirds of the limit. A guest that wants more than that loses its own connections: no other
+// sandbox has any here.
+const Memory = 512 << 20
+
+const (
+	// maxRequests is how many requests are under way at most; more get 503.
+	maxRequests = 512
+	// maxStreams are those of one connection of HTTP/2.
+	maxStreams = 250
+
+	handshakeLimit = 10 * time.Second
+
+	// Windows of HTTP/2. Of a stream it is less than of the connection, so that one which
+	// nobody reads does not hold up the others. The guest is near, and 128 KiB in a round trip
+	// of 0.2 ms are 600 MB/s. To a server 1 MiB in 50 ms are 20 MB/s.
+	guestWindow, guestStream   = 256 << 10, 128 << 10
+	serverWindow, serverStream = 2 << 20, 1 << 20
+	frameSize                  = 32 << 10
+
+	// A flow may have eight sockets, and ask four questions at a time (pkg/egress/proxy.go).
+	maxServerConns = 8
+	maxDials       = 3
+)
+
+// A Destination is where a request goes, after the checks: the server name of TLS, the Host,
+// and the name that the daemon has verified are this one.
+type Destination struct {
+	Scheme string // "https" or "http"
+	Name   string // in normal form: lower case, without the last dot
+	Port   uint16
+}
+
+// A Judge decides on requests and answers of one sandbox. Its methods are called concurrently.
+type Judge interface {
+	// Request decides on r, an outgoing request, which it may change (header, path and query,
+	// body). It goes to the Destination whatever its URL says then. The guest is told a
+	// *Refusal; of another error, only that there was one. A nil Answerer has nothing to do.
+	Request(r *http.Request, to Destination) (Answerer, error)
+}
+
+// An Answerer looks at the answers to a request that Judge has let pass, and may change them.
+// It is called for each answer 1xx, which has no body, and then for the last one. The body of
+// a 101 is the connection, and stays what it is. Trailers are there at the end of a body.
+type Answerer interface {
+	Response(r *http.Response) error
+}
+
+// A Refusal is an answer of sandboxd's own, in JSON.
+type Refusal struct {
+	Status int
+	Code   string // such as SANDBOX::FORBIDDEN
+	Text   string // for whoever wrote the program of the guest
+}
+
+// Error is the text.
+func (r *Refusal) Error() string { return r.Text }
+
+// Tell makes a Refusal a heads.Teller.
+func (r *Refusal) Tell() (status int, code, text string) { return r.Status, r.Code, r.Text }
+
+// A JudgeMaker makes a Judge of the bytes of Config.Judge. A child makes a new one for each
+// Config; requests under way keep theirs.
+type JudgeMaker func(config []byte) (Judge, error)
+
+// Serve returns the verb.
+func Serve(judges JudgeMaker) func(args []string) error {
+	return func([]string) error { return heads.ServeWith(newInspector(judges), maxToChild) }
+}

@@ -1,0 +1,297 @@
+package vault
+
+import (
+	"encoding/base64"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// maxArgs is how many arguments a command may have, with its own name.
+const maxArgs = 64
+
+// maxArg is how long a path or an argument may be, in bytes (PATH_MAX of Linux).
+const maxArg = 4096
+
+// minPlaceholder and maxPlaceholder are the lengths of the placeholder of a substitution, in
+// bytes: a shorter one would stand in requests by chance.
+const (
+	minPlaceholder = 8
+	maxPlaceholder = 256
+)
+
+// checkName checks the name of a credential or a binding. SDKs write it into the path of a
+// request, where proxies and clients take a slash, "." and ".." for more than a name.
+func checkName(at, name string) error {
+	switch {
+	case strings.TrimSpace(name) == "":
+		return invalid(at, "its name is blank")
+	case len(name) > MaxName:
+		return invalid(at, "its name has %d bytes; at most %d are allowed", len(name), MaxName)
+	case name != strings.TrimSpace(name) || strings.ContainsFunc(name, func(c rune) bool { return !unicode.IsPrint(c) }):
+		return invalid(at, "its name has characters that cannot be seen, or blanks around it")
+	case strings.ContainsAny(name, `/\`) || isDots(name):
+		return invalid(at, "its name has a slash or a backslash, or is . or ..: it could not stand in a URL")
+	}
+	return nil
+}
+
+// check checks a source by itself.
+func (s *Source) check(at string) error {
+	if s.Type != Inline && s.Value.Reveal() != "" || s.Type != File && s.Path != "" || s.Type != Command && s.Argv != nil {
+		return invalid(at, "a source of type %s has one of value, path and argv: the one of its type", s.Type)
+	}
+	switch s.Type {
+	case File:
+		if !plainPath(s.Path) {
+			return invalid(at, "path wants an absolute path without .. and without control characters")
+		}
+	case Command:
+		if len(s.Argv) == 0 || !plainPath(s.Argv[0]) {
+			return invalid(at, "argv wants the absolute path of a program, and its arguments")
+		}
+		for _, arg := range s.Argv {
+			if len(arg) > maxArg || strings.Contains(arg, "\x00") {
+				return invalid(at, "an argument has at most %d bytes, and no NUL", maxArg)
+			}
+		}
+	default:
+		if err := CheckValue(s.Value); err != nil {
+			return invalid(at+".value", "%s", err.Error())
+		}
+	}
+	return nil
+}
+
+func plainPath(p string) bool {
+	return filepath.IsAbs(p) && filepath.Clean(p) == p && len(p) <= maxArg && !strings.ContainsFunc(p, unicode.IsControl)
+}
+
+// A Fault is what is wrong with a value. It says nothing of the value but its length.
+type Fault string
+
+// Error returns the text.
+func (f Fault) Error() string { return string(f) }
+
+// CheckValue reports what is wrong with a value in any place. Tabs and ends of lines are allowed:
+// a key of several lines may stand in a body. What a file or a command gives is checked at use.
+func CheckValue(s Secret) error {
+	v := s.Reveal()
+	switch {
+	case v == "":
+		return Fault("the value is empty")
+	case len(v) > MaxValue:
+		return Fault("the value is longer than 65536 bytes")
+	case !utf8.ValidString(v):
+		return Fault("the value is not UTF-8")
+	case strings.ContainsFunc(v, func(c rune) bool { return unicode.IsControl(c) && !strings.ContainsRune("\t\r\n", c) }):
+		return Fault("the value has control characters")
+	case strings.Contains(v, PlaceholderPrefix):
+		return Fault("the value contains " + PlaceholderPrefix + ", with which placeholders begin")
+	}
+	return nil
+}
+
+// CheckHeader reports what is wrong with a value in a header of an Auth of type t (RFC 9110,
+// section 5.5; for Basic also RFC 7617, section 2).
+func CheckHeader(t AuthType, s Secret) error {
+	v := s.Reveal()
+	if !httpguts.ValidHeaderFieldValue(v) || strings.Trim(v, " \t") != v {
+		return Fault("the value cannot stand in a header: it has an end of line, or a blank at its beginning or end")
+	}
+	if t != Basic {
+		return nil
+	}
+	plain, err := base64.StdEncoding.Strict().DecodeString(v)
+	if err != nil || !strings.Contains(string(plain), ":") || strings.ContainsFunc(string(plain), unicode.IsControl) {
+		return Fault("the value for basic is base64 of user:password, with padding and without ends of lines")
+	}
+	return nil
+}
+
+func isToken(s string) bool { return httpguts.ValidHeaderFieldName(s) }
+
+// reserved are headers that no binding sets, and in which nothing is substituted: they are
+// about one connection, the framing, the form of the body, or who asks whom. With those that
+// begin with "proxy-" or "sec-".
+var reserved = []string{
+	"accept-encoding", "connection", "content-encoding", "content-length", "content-range", "content-type", "expect", "forwarded",
+	"host", "http2-settings", "keep-alive", "range", "if-range", "te", "trailer", "transfer-encoding", "upgrade", "via",
+	"x-forwarded-for", "x-forwarded-host", "x-forwarded-proto",
+}
+
+// Reserved reports whether a header is not for bindings.
+func Reserved(name string) bool {
+	name = FoldHeader(name)
+	return slices.Contains(reserved, name) || strings.HasPrefix(name, "proxy-") || strings.HasPrefix(name, "sec-") ||
+		strings.HasPrefix(name, ":")
+}
+
+// FoldHeader is one name for all spellings of a header that a server may take for one: case does
+// not matter, and CGI and its like (RFC 3875, section 4.1.18) make "_" of "-".
+func FoldHeader(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
+
+// normalize checks an auth by itself and brings its headers into their canonical form.
+func (a *Auth) normalize(at string) error {
+	seen := map[string]bool{}
+	for i := range a.Headers {
+		h := &a.Headers[i]
+		switch {
+		case strings.HasPrefix(h.Name, ":") || Reserved(h.Name):
+			return invalid(at, "the header %q is reserved: it belongs to the connection or the form of the message", short(h.Name))
+		case !isToken(h.Name) || len(h.Name) > MaxName:
+			return invalid(at, "%q is not the name of a header", short(h.Name))
+		case h.Credential == "":
+			return invalid(at, "the header %q has no credential", h.Name)
+		case seen[FoldHeader(h.Name)]:
+			return invalid(at, "the header %q stands there twice (- and _ are the same for some servers)", h.Name)
+		}
+		seen[FoldHeader(h.Name)] = true
+		h.Name = http.CanonicalHeaderKey(h.Name)
+	}
+	if a.Type == CustomHeaders && len(a.Headers) == 0 {
+		return invalid(at, "type customHeaders wants at least one header")
+	}
+	if a.Type == Passthrough && len(a.Substitutions) == 0 {
+		return nil // it says: this host is decrypted, and gets nothing
+	}
+	for i, s := range a.Substitutions {
+		if err := s.check(at); err != nil {
+			return err
+		}
+		for _, o := range a.Substitutions[:i] {
+			if strings.Contains(s.Placeholder, o.Placeholder) || strings.Contains(o.Placeholder, s.Placeholder) {
+				return invalid(at, "the placeholders %q and %q are one in the other: which is meant could not be said", o.Placeholder,
+					s.Placeholder)
+			}
+		}
+	}
+	return nil
+}
+
+// check checks a substitution by itself.
+func (s *Substitution) check(at string) error {
+	switch p := s.Placeholder; {
+	case s.Credential == "":
+		return invalid(at, "a substitution has no credential")
+	case len(p) < minPlaceholder || len(p) > maxPlaceholder:
+		return invalid(at, "a placeholder has from %d to %d bytes, not %d", minPlaceholder, maxPlaceholder, len(p))
+	case strings.ContainsFunc(p, func(c rune) bool { return unicode.IsSpace(c) || !unicode.IsPrint(c) }):
+		return invalid(at, "a placeholder has no blanks and only characters that can be seen")
+	case strings.Contains(p, PlaceholderPrefix):
+		return invalid(at, "a placeholder does not contain %s: sandboxd draws those itself", PlaceholderPrefix)
+	case len(s.In) == 0:
+		return invalid(at, "the substitution of %q names no place; want in: [path, query, header, body], or some of them", p)
+	}
+	for _, place := range s.In {
+		if !slices.Contains([]Place{InPath, InQuery, InHeader, InBody}, place) {
+			return invalid(at, "%q is no place of a substitution; want path, query, header or body", short(string(place)))
+		}
+	}
+	return nil
+}
+
+// compile reads the patterns of a binding.
+func (b *Binding) compile(at string) error {
+	b.patterns = nil
+	for _, s := range b.Match.Paths {
+		p, err := ParsePattern(s)
+		if err != nil {
+			return invalid(at+".match.paths", "%q: %s", short(s), strings.TrimPrefix(err.Error(), "credential vault: "))
+		}
+		b.patterns = append(b.patterns, p)
+	}
+	return nil
+}
+
+// check checks what no part of a vault shows alone.
+func (v *Vault) check() error {
+	switch size := v.size(); {
+	case len(v.credentials) > MaxCredentials:
+		return invalid("", "%d credentials; at most %d are allowed", len(v.credentials), MaxCredentials)
+	case len(v.bindings) > MaxBindings:
+		return invalid("", "%d bindings; at most %d are allowed", len(v.bindings), MaxBindings)
+	case size > MaxSize:
+		return invalid("", "its texts have %d bytes in all; at most %d are allowed", size, MaxSize)
+	}
+	hosts, paths := 0, 0
+	for _, b := range v.bindings {
+		hosts, paths = hosts+len(b.Match.Hosts), paths+len(b.Match.Paths)
+	}
+	if hosts > MaxAllHosts || paths > MaxAllPaths {
+		return invalid("", "the bindings have %d hosts and %d paths in all; at most %d and %d are allowed", hosts, paths, MaxAllHosts,
+			MaxAllPaths)
+	}
+	for _, b := range v.Bindings() {
+		if err := v.checkBinding(b); err != nil {
+			return err
+		}
+	}
+	return v.checkOverlap()
+}
+
+// checkBinding checks a binding against the credentials.
+func (v *Vault) checkBinding(b *Binding) error {
+	for _, name := range b.Uses() {
+		if v.credentials[name] == nil {
+			return invalid("", "binding %q uses credential %q, which the vault does not have; add it, or change the binding first", b.Name,
+				short(name))
+		}
+	}
+	header := func(t AuthType, name string) error {
+		if s := v.credentials[name].Source; s.Type == Inline {
+			if err := CheckHeader(t, s.Value); err != nil {
+				return invalid("", "binding %q cannot use credential %q: %s", b.Name, name, err.Error())
+			}
+		}
+		return nil
+	}
+	for _, h := range b.Auth.Headers {
+		if err := header(b.Auth.Type, h.Credential); err != nil {
+			return err
+		}
+	}
+	for _, s := range b.Auth.Substitutions {
+		if slices.Contains(s.In, InHeader) {
+			if err := header("", s.Credential); err != nil {
+				return err
+			}
+		}
+		for _, name := range b.Uses() {
+			if strings.Contains(v.credentials[name].Source.Value.Reveal(), s.Placeholder) {
+				return invalid("", "binding %q: the value of credential %q contains the placeholder %q; choose another placeholder",
+					b.Name, name, s.Placeholder)
+			}
+		}
+	}
+	return nil
+}
+
+// size is the sum of all texts, in bytes.
+func (v *Vault) size() (n int) {
+	add := func(lists ...[]string) {
+		for _, list := range lists {
+			for _, s := range list {
+				n += len(s)
+			}
+		}
+	}
+	for _, c := range v.credentials {
+		add([]string{c.Name, c.Source.Path, c.Source.Value.Reveal()}, c.Source.Argv)
+	}
+	for _, b := range v.bindings {
+		add([]string{b.Name}, b.Match.Hosts, b.Match.Methods, b.Match.Paths)
+		for _, h := range b.Auth.Headers {
+			add([]string{h.Name, h.Credential})
+		}
+		for _, s := range b.Auth.Substitutions {
+			add([]string{s.Credential, s.Placeholder})
+		}
+	}
+	return n
+}

@@ -1,0 +1,118 @@
+package inject
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/vault"
+)
+
+// An exchange replaces placeholders in one place of one request.
+type exchange struct {
+	searcher
+	a     *apply
+	place string
+	enc   encoding
+	// allowed reports whether the placeholder of a credential may stand here.
+	allowed func(*secret) bool
+	// replaces: what is allowed is also replaced. Else it stays, and the caller takes it away.
+	replaces bool
+}
+
+// inspect is an exchange for a place where no placeholder may stand.
+func (a *apply) inspect(place string) *exchange {
+	return &exchange{searcher{drawn: true}, a, place, asItIs, func(*secret) bool { return false }, false}
+}
+
+// exchange is what the binding replaces in a place.
+func (a *apply) exchange(place vault.Place, enc encoding) *exchange {
+	x := a.inspect(string(place))
+	if a.b == nil {
+		return x
+	}
+	x.enc, x.replaces = enc, true
+	var names []string
+	for _, s := range a.b.Auth.Substitutions {
+		if slices.Contains(s.In, place) {
+			x.needles = append(x.needles, needlesOf(s.Credential, s.Placeholder, enc)...)
+			names = append(names, s.Credential)
+		}
+	}
+	x.allowed = func(s *secret) bool { return slices.Contains(names, s.Name) }
+	return x
+}
+
+// replace replaces in a text of at most limit bytes more.
+func (x *exchange) replace(text string, limit int) (string, error) {
+	return x.searcher.replace(text, limit+len(text), x.swap)
+}
+
+// swap is what a placeholder is replaced by.
+func (x *exchange) swap(text []byte, n *needle) ([]byte, error) {
+	if n != nil {
+		return []byte(x.enc(x.a.values[n.credential])), nil
+	}
+	s := x.a.l.placeholders[string(text)]
+	switch {
+	case s != nil && x.allowed(s):
+		if x.replaces {
+			return []byte(x.enc(x.a.values[s.Name])), nil
+		}
+	case s != nil:
+		return nil, x.refuse(s)
+	case x.a.l.o.Foreign != nil && x.a.l.o.Foreign(string(text)):
+		return nil, x.a.deny(Event{Kind: Foreign, Place: x.place}, http.StatusForbidden,
+			"sandboxd does not send this request: it has a placeholder of a credential that is not one of this sandbox ("+x.place+").")
+	}
+	return text, nil
+}
+
+// refuse refuses a placeholder of a credential of this sandbox, and says where it may stand.
+func (x *exchange) refuse(s *secret) error {
+	kind, where := WrongHost, []string(nil)
+	for _, b := range x.a.l.bindings {
+		if !slices.Contains(b.Uses(), s.Name) {
+			continue
+		}
+		if b.MatchesHost(x.a.host) {
+			kind = WrongPlace
+		}
+		where = append(where, target(b, s.Name))
+	}
+	may := "No binding uses that credential."
+	if len(where) > 0 {
+		may = "It may stand only in " + strings.Join(first(where, 3), "; and in ") + "."
+	}
+	return x.a.deny(Event{Kind: kind, Credential: s.Name, Place: x.place}, http.StatusForbidden, fmt.Sprintf(
+		"sandboxd does not send this request: it has the placeholder of the credential %q in its %s. %s", s.Name, x.place, may))
+}
+
+// target is where a binding puts a credential, in words.
+func target(b *vault.Binding, credential string) string {
+	var in []string
+	for _, h := range b.Auth.Headers {
+		if h.Credential == credential {
+			in = append(in, "the header "+h.Name)
+		}
+	}
+	for _, s := range b.Auth.Substitutions {
+		for _, place := range s.In {
+			if s.Credential == credential {
+				in = append(in, "the "+string(place))
+			}
+		}
+	}
+	list := func(all []string) string { return strings.Join(first(all, 5), ", ") }
+	return fmt.Sprintf("%s of %s by %s to %s with a path %s", list(in), list(b.Match.Methods), list(b.Match.Schemes), list(b.Match.Hosts),
+		list(b.Match.Paths))
+}
+
+// first is the beginning of a list, for people.
+func first(all []string, n int) []string {
+	if len(all) <= n {
+		return all
+	}
+	return append(slices.Clone(all[:n]), "others")
+}

@@ -1,0 +1,199 @@
+// Package inject puts the credentials of a vault into requests of a sandbox, and looks for them
+// in the answers. It does no I/O of its own.
+//
+//	Vault ── New ──▶ Live
+//	request, parsed by net/http ── Live.Apply ──▶ the request with credentials, and a Use
+//	                                          └─▶ or a Denied: it must not be sent
+//	answer                      ── Use.Mask ───▶ the answer; a value in it is reported, and *** by choice
+//
+// Apply trusts that scheme, host and port are where the request goes: the certificate has been
+// verified for host, or the daemon has resolved it itself. And it trusts that net/http has parsed
+// the request and writes it anew: net/http takes one framing of a body with both Content-Length
+// and Transfer-Encoding (RFC 9112, section 6.3), refuses ends of lines in headers, and writes
+// Host, Content-Length and Transfer-Encoding from the fields of http.Request, never from its
+// headers. No byte of the guest's framing goes on.
+//
+// The guest may hold placeholders ("sbxph_…", one for each credential). A placeholder is exchanged
+// for the value only where a binding puts that credential. In any other request, or elsewhere in
+// this one, it is refused and reported, because somebody tries to move the secret.
+//
+// What surprises: the body of a request is looked at while it is sent. A placeholder in the
+// middle of a long one ends the request as an error of its Body, a *Denied, when the head is
+// gone. No part of the placeholder is sent then.
+//
+// The search of answers is a net and not a wall: a server that encodes a value in another way
+// than those that are searched for gives it away.
+package inject
+
+import (
+	"sync"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/vault"
+)
+
+// Options are what a Live needs from outside. All functions are called concurrently.
+type Options struct {
+	// Source gives the value of a credential that a file or a command has. It is called for each
+	// request that needs it: the caller caches as Credential.Source.Cache says, and removes the
+	// end of the last line. nil: such credentials cannot be used.
+	Source func(*vault.Credential) (vault.Secret, error)
+	// Foreign reports whether a placeholder belongs to another sandbox. nil: nobody knows.
+	Foreign func(placeholder string) bool
+	// Report is told of every event, also of those of a Denied. nil: nobody is told.
+	Report func(Event)
+	// Mask replaces values in answers by "***". Then requests to bound hosts ask for no
+	// compression and no ranges: in both a value could not be seen.
+	Mask bool
+	// EncodedSlash lets %2F in paths pass to bound hosts (scoped packages of npm, projects of
+	// GitLab) if the same binding matches with it and with a slash in its place.
+	EncodedSlash bool
+}
+
+// A Kind is a kind of event.
+type Kind string
+
+// The kinds. After the first five the request is denied.
+const (
+	Foreign     Kind = "foreign"     // a placeholder of another sandbox
+	WrongHost   Kind = "wrong-host"  // a placeholder on its way to a host that no binding of its credential has
+	WrongPlace  Kind = "wrong-place" // a placeholder where no binding puts its credential
+	Malformed   Kind = "malformed"   // a request that two readers could read differently, or whose answer would show its head
+	Unavailable Kind = "unavailable" // the value could not be had, or cannot stand where it should
+	Echo        Kind = "echo"        // a value in an answer
+)
+
+// An Event says what happened, without a value and without a placeholder.
+type Event struct {
+	Kind       Kind
+	Host       string
+	Binding    string // that matched the request, or ""
+	Credential string // whose placeholder or value it is, or ""
+	Place      string // path, query, header, body, trailer, method, host, status
+}
+
+// A Denied is why a request must not be sent.
+type Denied struct {
+	Status int    // of HTTP, for the guest
+	Code   string // such as SANDBOX::FORBIDDEN
+	Text   string // for the guest
+	Kind   Kind
+	Err    error // for the log; may be nil
+}
+
+// Error returns the text for the guest.
+func (d *Denied) Error() string { return d.Text }
+
+// Unwrap returns what only the log sees.
+func (d *Denied) Unwrap() error { return d.Err }
+
+// A Live is a vault that is applied to requests. Its methods may be called concurrently. A
+// changed vault needs another Live; requests that have begun keep theirs.
+type Live struct {
+	o            Options
+	bindings     []*vault.Binding
+	secrets      map[string]*secret // by the name of the credential
+	placeholders map[string]*secret
+}
+
+// A secret is a credential with the values that are known for it.
+type secret struct {
+	*vault.Credential
+	basic bool // a binding of the type basic uses it
+
+	mu    sync.Mutex
+	known []value // the newest first; two at most, because an answer may come after a rotation
+}
+
+type value struct {
+	text   string
+	echoes []needle // the forms of the value that are searched for in answers
+}
+
+// New compiles a vault.
+func New(v *vault.Vault, o Options) *Live {
+	l := &Live{o: o, bindings: v.Bindings(), secrets: map[string]*secret{}, placeholders: map[string]*secret{}}
+	for _, c := range v.Credentials() {
+		s := &secret{Credential: c}
+		l.secrets[c.Name], l.placeholders[c.Placeholder] = s, s
+	}
+	for _, b := range l.bindings {
+		for _, h := range b.Auth.Headers {
+			l.secrets[h.Credential].basic = l.secrets[h.Credential].basic || b.Auth.Type == vault.Basic
+		}
+	}
+	for _, s := range l.secrets {
+		if s.Source.Type == vault.Inline {
+			s.learn(s.Source.Value.Reveal())
+		}
+	}
+	return l
+}
+
+// learn makes text the newest value.
+func (s *secret) learn(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.known) > 0 && s.known[0].text == text {
+		return
+	}
+	s.known = append([]value{{text, echoes(s.Name, text, s.basic)}}, s.known...)
+	s.known = s.known[:min(len(s.known), 2)]
+}
+
+// echoes are the forms of all known values.
+func (s *secret) echoes() (all []needle) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.known {
+		all = append(all, v.echoes...)
+	}
+	return all
+}
+
+// value returns the value of a credential.
+func (l *Live) value(s *secret) (vault.Secret, error) {
+	if s.Source.Type == vault.Inline {
+		return s.Source.Value, nil
+	}
+	if l.o.Source == nil {
+		return vault.Secret{}, vault.Fault("files and commands of the host cannot be asked here")
+	}
+	v, err := l.o.Source(s.Credential)
+	if err == nil {
+		err = vault.CheckValue(v)
+	}
+	if err != nil {
+		return vault.Secret{}, err
+	}
+	s.learn(v.Reveal())
+	return v, nil
+}
+
+// report tells of an event.
+func (l *Live) report(e Event) {
+	if l.o.Report != nil {
+		l.o.Report(e)
+	}
+}
+
+// bound reports whether a binding is for a host.
+func (l *Live) bound(host string) bool {
+	for _, b := range l.bindings {
+		if b.MatchesHost(host) {
+			return true
+		}
+	}
+	return false
+}
+
+// match returns the binding of a request, or nil. There is one at most: a vault refuses bindings
+// that overlap.
+func (l *Live) match(scheme, host, method, escapedPath string) *vault.Binding {
+	form := vault.PathForm(escapedPath)
+	for _, b := range l.bindings {
+		if b.Matches(scheme, host, method, form) {
+			return b
+		}
+	}
+	return nil
+}
