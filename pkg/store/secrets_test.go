@@ -25,11 +25,11 @@ import (
 
 // vaultOf is a vault whose bytes no key has sealed: the store does not look at them.
 func vaultOf(id, text string) record.Secret {
-	return record.Secret{Sandbox: id, Kind: record.Vault, Changed: past, Sealed: []byte(text)}
+	return record.Secret{Sandbox: id, Kind: record.Vault, Sealed: []byte(text)}
 }
 
 func authorityOf(id, text string) record.Secret {
-	return record.Secret{Sandbox: id, Kind: record.Authority, Changed: past, Sealed: []byte(text)}
+	return record.Secret{Sandbox: id, Kind: record.Authority, Sealed: []byte(text)}
 }
 
 func mustPutSecret(t *testing.T, db *DB, v, was record.Secret) {

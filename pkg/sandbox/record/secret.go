@@ -1,16 +1,13 @@
 package record
 
-import (
-	"bytes"
-	"time"
-)
+import "bytes"
 
 // Secret is one value of a sandbox that the state file keeps encrypted; package
-// internal/sealed makes it. A sandbox has one of each kind, or none.
+// internal/sealed makes it. A sandbox has one of each kind, or none. All that describes the
+// value, such as its revision, is in what is sealed.
 type Secret struct {
 	Sandbox string     `json:"sandbox"` // the ID
 	Kind    SecretKind `json:"kind"`
-	Changed time.Time  `json:"changed"`
 	Sealed  []byte     `json:"sealed"` // for Name
 }
 
