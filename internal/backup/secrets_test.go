@@ -342,7 +342,8 @@ func TestSecretsBroken(t *testing.T) {
 	for _, want := range []string{
 		"1 secret of sandboxes (dforeign/vault)", "12 secrets of sandboxes (dfar00/vault, ", "dfar09/vault and 2 more)",
 		"1 secret of sandboxes (dnewer/vault) cannot be opened, and stay as they are: a newer",
-		"5 secrets of sandboxes (dchanged/vault, dcut/vault, dempty/vault, dgood/authority, dswapped/vault)", "at the end of " + h.key.From(),
+		"5 secrets of sandboxes (dchanged/vault, dcut/vault, dempty/vault, dgood/authority, dswapped/vault)",
+		"at the end of " + h.key.From(),
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)

@@ -92,7 +92,9 @@ func TestMissing(t *testing.T) {
 		if k != nil || !errors.Is(err, fs.ErrNotExist) {
 			t.Fatalf("%v, %v", k, err)
 		}
-		for _, want := range []string{file, "no credential sandboxd.key", "give the service its credential", "put back a copy", "openssl rand"} {
+		for _, want := range []string{
+			file, "no credential sandboxd.key", "give the service its credential", "put back a copy", "openssl rand",
+		} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%v; want %q in it", err, want)
 			}

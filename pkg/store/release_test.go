@@ -234,7 +234,9 @@ func TestRelease(t *testing.T) {
 		t.Errorf("read\n%+v\nput\n%+v", got, put)
 	}
 	seen := fields{}
-	for _, v := range []any{want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes, want.Policies, want.Secrets} {
+	for _, v := range []any{
+		want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes, want.Policies, want.Secrets,
+	} {
 		seen.add(reflect.ValueOf(v))
 	}
 	for _, name := range seen.empty() {
