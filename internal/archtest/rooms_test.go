@@ -65,7 +65,8 @@ var rooms = map[string]map[string][]string{
 	},
 	"pkg/egress": {
 		"child":  {},        // the line to a child, and who starts it again
-		"policy": {},        // rules, without I/O
+		"paths":  {},        // paths of requests, and patterns of them
+		"policy": {"paths"}, // rules, without I/O
 		"heads":  {"child"}, // a child: the heads of connections
 		// a child for a sandbox with inspected hosts: it ends TLS
 		"terminate": {"child", "heads"},
@@ -78,8 +79,8 @@ var rooms = map[string]map[string][]string{
 		// flows by name, for the next daemon
 		"flowfile": {},
 		// the credential vault as a model; and its credentials in requests
-		"vault":        {"policy"},
-		"vault/inject": {"vault"},
+		"vault":        {"paths", "policy"},
+		"vault/inject": {"paths", "vault"},
 		".":            {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {

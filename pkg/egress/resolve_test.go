@@ -296,7 +296,8 @@ func TestResolve(t *testing.T) {
 	if got, err := e.Resolve(t.Context(), s, "two.test"); !errors.Is(err, errRefused) {
 		t.Errorf("a name that no rule allows: %v, %v", got, err)
 	}
-	if got, err := e.Resolve(t.Context(), s, "fail.wild.test"); err == nil || errors.Is(err, errRefused) || !strings.Contains(err.Error(), "SERVFAIL") {
+	got, err := e.Resolve(t.Context(), s, "fail.wild.test")
+	if err == nil || errors.Is(err, errRefused) || !strings.Contains(err.Error(), "SERVFAIL") {
 		t.Errorf("a server that fails: %v, %v", got, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

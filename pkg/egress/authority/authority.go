@@ -2,7 +2,7 @@
 // terminate answer TLS in the place of the hosts that a policy inspects.
 //
 //	New ──▶ Authority ── Certificate ──▶ the guest's stores (pkg/oci/trust)
-//	         │   ▲  └──── Leaf(name) ──▶ tls.Certificate ── EncodeLeaf, DecodeLeaf ──▶ another process
+//	         │   ▲  └──── Leaf(name) ──▶ certificate and key ──▶ the child, which keeps them
 //	  Encode ▼   │ Decode
 //	      sealed storage
 //
@@ -26,7 +26,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -46,12 +45,10 @@ type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	// leafKey is the key of all leafs. Keys of their own would keep nothing apart: all of
-	// them are in one process. It is not stored: each process draws its own.
-	leafKey *ecdsa.PrivateKey
+	// them are in one child. It is not stored: each New and each Decode draws one.
+	leafKey *ecdsa.PublicKey
+	leafDER []byte // the private key, as PKCS #8
 	leafKID []byte
-
-	mu    sync.Mutex
-	leafs leafs // guarded by mu
 }
 
 // New makes the authority of a sandbox. It is valid for a year from now.
@@ -88,8 +85,13 @@ func load(der []byte, key *ecdsa.PrivateKey) (*Authority, error) {
 		return nil, fmt.Errorf("the certificate of %s is not that of an authority, or not of its key", cert.Subject)
 	}
 	a := &Authority{cert: cert, key: key}
-	if a.leafKey, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err == nil {
-		a.leafKID, err = keyID(&a.leafKey.PublicKey)
+	leafKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err == nil {
+		a.leafKey = &leafKey.PublicKey
+		a.leafDER, err = x509.MarshalPKCS8PrivateKey(leafKey)
+	}
+	if err == nil {
+		a.leafKID, err = keyID(a.leafKey)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make a key for leafs of %s: %w", cert.Subject, err)
@@ -106,8 +108,11 @@ func (a *Authority) Certificate() []byte {
 func (a *Authority) NotAfter() time.Time { return a.cert.NotAfter }
 
 // Due reports whether a start of the sandbox should make a new one: less than half of its
-// life is left. A guest learns of a new one only then.
-func (a *Authority) Due(now time.Time) bool { return a.cert.NotAfter.Sub(now) < life/2 }
+// life is left, or the clock was set back to before its life began. A guest learns of a new
+// one only at a start.
+func (a *Authority) Due(now time.Time) bool {
+	return now.Before(a.cert.NotBefore) || a.cert.NotAfter.Sub(now) < life/2
+}
 
 // Blocks of PEM.
 const (
@@ -115,49 +120,35 @@ const (
 	keyBlock         = "PRIVATE KEY" // PKCS #8
 )
 
-// Encode returns the certificate and the key, for a place where nobody else reads them.
-// Whoever has them can sign for any name that this sandbox asks for.
-func (a *Authority) Encode() ([]byte, error) { return encode(a.cert.Raw, a.key) }
-
-// encode writes a certificate and its key as PEM.
-func encode(der []byte, key any) ([]byte, error) {
-	k, err := x509.MarshalPKCS8PrivateKey(key)
+// Encode returns the certificate and the key as PEM, for a place where nobody else reads
+// them. Whoever has them can sign for any name that this sandbox asks for.
+func (a *Authority) Encode() ([]byte, error) {
+	k, err := x509.MarshalPKCS8PrivateKey(a.key)
 	if err != nil {
-		return nil, fmt.Errorf("encode a key: %w", err)
+		return nil, fmt.Errorf("encode the key of the authority %s: %w", a.cert.Subject, err)
 	}
-	return append(pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: k})...), nil
+	return append(a.Certificate(), pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: k})...), nil
 }
 
-var errForm = errors.New("not a certificate and its key, as PEM")
-
-// decode reads what encode has written, and nothing else. No error has any of the bytes in
-// it: they may be a key.
-func decode(b []byte) (der []byte, key *ecdsa.PrivateKey, err error) {
+// Decode reads what Encode has written. No error has any of the bytes in it: they may be a
+// key.
+func Decode(b []byte) (*Authority, error) {
+	errForm := errors.New("read a certificate authority: not a certificate and its key, as PEM")
 	c, rest := pem.Decode(b)
 	if c == nil || c.Type != certificateBlock {
-		return nil, nil, errForm
+		return nil, errForm
 	}
 	k, rest := pem.Decode(rest)
 	if k == nil || k.Type != keyBlock || len(rest) > 0 {
-		return nil, nil, errForm
+		return nil, errForm
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(k.Bytes)
 	if err != nil {
-		return nil, nil, errForm
+		return nil, errForm
 	}
 	key, ok := parsed.(*ecdsa.PrivateKey)
 	if !ok || key.Curve != elliptic.P256() {
-		return nil, nil, errForm
+		return nil, errForm
 	}
-	return c.Bytes, key, nil
-}
-
-// Decode reads what Encode has written.
-func Decode(b []byte) (*Authority, error) {
-	der, key, err := decode(b)
-	if err != nil {
-		return nil, fmt.Errorf("read a certificate authority: %w", err)
-	}
-	return load(der, key)
+	return load(c.Bytes, key)
 }

@@ -30,14 +30,25 @@ func newAuthority(t testing.TB) *Authority {
 	return a
 }
 
-// leaf is a leaf of a for name, now.
-func (a *Authority) leaf(t testing.TB, name string) *tls.Certificate {
+// leaf is a leaf of a for name, as a server has it.
+func (a *Authority) leaf(t testing.TB, name string, now time.Time) *tls.Certificate {
 	t.Helper()
-	c, err := a.Leaf(name, time.Now())
+	cert, key, err := a.Leaf(name, now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	k, err := x509.ParsePKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := x509.ParseCertificate(cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !k.(*ecdsa.PrivateKey).PublicKey.Equal(c.PublicKey) {
+		t.Fatalf("the leaf of %s and the key are not a pair", name)
+	}
+	return &tls.Certificate{Certificate: [][]byte{cert}, PrivateKey: k, Leaf: c}
 }
 
 func TestNew(t *testing.T) {
@@ -66,7 +77,10 @@ func TestNew(t *testing.T) {
 	if n := c.SerialNumber; n.Sign() <= 0 || n.BitLen() < 64 {
 		t.Errorf("serial number %x", n)
 	}
-	for after, due := range map[time.Duration]bool{0: false, 180 * 24 * time.Hour: false, 190 * 24 * time.Hour: true, 2 * life: true} {
+	for after, due := range map[time.Duration]bool{
+		0: false, 180 * 24 * time.Hour: false, 190 * 24 * time.Hour: true, 2 * life: true,
+		-time.Hour: false, -time.Hour - time.Second: true, // the clock was set back
+	} {
 		if got := a.Due(now.Add(after)); got != due {
 			t.Errorf("due after %s: %v", after, got)
 		}
@@ -90,7 +104,7 @@ func TestLeaf(t *testing.T) {
 	a, other := newAuthority(t), newAuthority(t)
 	long := strings.Repeat(strings.Repeat("a", 60)+".", 4) + "example" // 251 characters
 	for _, name := range []string{"api.example.com", "a.b.c.d.example.com", "_service.example.com", "xn--bcher-kva.example", long} {
-		c := a.leaf(t, name)
+		c := a.leaf(t, name, time.Now())
 		roots, wrong := x509.NewCertPool(), x509.NewCertPool()
 		if !roots.AppendCertsFromPEM(a.Certificate()) || !wrong.AppendCertsFromPEM(other.Certificate()) {
 			t.Fatal("Certificate is no certificate as PEM")
@@ -122,7 +136,7 @@ func TestLeaf(t *testing.T) {
 	}
 }
 
-// TestStrangeNames: what is no name gets no leaf, and takes no room in the cache.
+// TestStrangeNames: what is no name gets no leaf.
 func TestStrangeNames(t *testing.T) {
 	a := newAuthority(t)
 	for _, bad := range []string{
@@ -130,94 +144,52 @@ func TestStrangeNames(t *testing.T) {
 		"127.1", "0x7f.0.0.0x1", "::1", "[::1]", "2001:db8::1", "example.com:443", "localhost", "a b.example", "a\x00.example.com",
 		"example.com\n", strings.Repeat("a.", 130) + "com", strings.Repeat("a", 64) + ".com", strings.Repeat("x", 1<<20),
 	} {
-		_, err := a.Leaf(bad, time.Now())
-		if err == nil || !strings.Contains(err.Error(), "not a domain name") || len(err.Error()) > 500 {
+		cert, key, err := a.Leaf(bad, time.Now())
+		if err == nil || cert != nil || key != nil || !strings.Contains(err.Error(), "not a domain name") || len(err.Error()) > 500 {
 			t.Errorf("%.100q: %v", bad, err)
 		}
 	}
-	if n := len(a.leafs.by) + a.leafs.order.Len(); n != 0 {
-		t.Errorf("%d of them are kept", n)
-	}
 }
 
-// TestTimes: a leaf is served for the first half of its life, and neither is valid outside
-// of that of its authority.
+// TestTimes: a leaf is valid when it is made, and never outside of the life of its authority.
+// Where there is none, a restart helps, as the error says: the authority is due for a new one.
 func TestTimes(t *testing.T) {
 	start := time.Date(2026, 11, 26, 9, 0, 0, 0, time.UTC)
 	a, err := New(id, start)
 	if err != nil {
 		t.Fatal(err)
 	}
-	serial := func(after time.Duration) string {
-		t.Helper()
+	const day = 24 * time.Hour
+	for after, want := range map[time.Duration][2]time.Duration{ // from when to when, after start
+		0:                  {-time.Hour, 7 * day},
+		-30 * time.Minute:  {-time.Hour, 7*day - 30*time.Minute},
+		100 * day:          {100*day - time.Hour, 107 * day},
+		life - day:         {life - day - time.Hour, life},
+		life - time.Second: {life - time.Hour - time.Second, life},
+	} {
+		c := a.leaf(t, "example.com", start.Add(after)).Leaf
+		if got := [2]time.Duration{c.NotBefore.Sub(start), c.NotAfter.Sub(start)}; got != want {
+			t.Errorf("after %s: valid from %s to %s, want %s", after, got[0], got[1], want)
+		}
+	}
+	for _, after := range []time.Duration{life, life + day, -2 * time.Hour, -3 * life} {
 		now := start.Add(after)
-		c, err := a.Leaf("example.com", now)
+		if _, _, err := a.Leaf("example.com", now); err == nil || !strings.Contains(err.Error(), "restart the sandbox") {
+			t.Errorf("after %s: %v", after, err)
+		}
+		if !a.Due(now) {
+			t.Errorf("after %s there are no leafs, and a restart makes no new authority", after)
+			continue
+		}
+		next, err := New(id, now)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if now.Before(c.Leaf.NotBefore) || !now.Before(c.Leaf.NotAfter) {
-			t.Errorf("after %s: valid from %s to %s", after, c.Leaf.NotBefore, c.Leaf.NotAfter)
-		}
-		if c.Leaf.NotBefore.Before(a.cert.NotBefore) || c.Leaf.NotAfter.After(a.cert.NotAfter) {
-			t.Errorf("after %s: valid from %s to %s, outside of its authority", after, c.Leaf.NotBefore, c.Leaf.NotAfter)
-		}
-		if n := a.leafs.order.Len(); n != 1 || len(a.leafs.by) != 1 {
-			t.Errorf("after %s: %d leafs of one name", after, n)
-		}
-		return c.Leaf.SerialNumber.String()
-	}
-	const day = 24 * time.Hour
-	first := serial(0)
-	if serial(3*day) != first {
-		t.Error("made anew before half of its life")
-	}
-	second := serial(4 * day)
-	if second == first {
-		t.Error("served after half of its life")
-	}
-	if serial(-30*time.Minute) == second {
-		t.Error("served before it is valid: the clock was set back")
-	}
-	serial(life - day)
-	serial(life - time.Second)
-	for _, after := range []time.Duration{life, life + day, -2 * time.Hour} {
-		if _, err := a.Leaf("example.com", start.Add(after)); err == nil || !strings.Contains(err.Error(), "restart the sandbox") {
-			t.Errorf("after %s: %v", after, err)
-		}
+		next.leaf(t, "example.com", now)
 	}
 }
 
-// TestCache: concurrent calls for a name sign once, and the names asked for last stay.
-func TestCache(t *testing.T) {
-	a := newAuthority(t)
-	var wg sync.WaitGroup
-	var got [64]*tls.Certificate
-	for i := range got {
-		wg.Go(func() { got[i], _ = a.Leaf(fmt.Sprintf("n%d.example.com", i%2), time.Now()) })
-	}
-	wg.Wait()
-	for i, c := range got {
-		if c == nil || c != got[i%2] {
-			t.Fatalf("call %d got a leaf of its own", i)
-		}
-	}
-	kept := a.leaf(t, "kept.example.com")
-	for i := range 2 * maxLeafs {
-		a.leaf(t, fmt.Sprintf("x%d.example.com", i))
-		if a.leaf(t, "kept.example.com") != kept {
-			t.Fatalf("after %d others the leaf that is in use was made anew", i)
-		}
-	}
-	if n := a.leafs.order.Len(); n != maxLeafs || len(a.leafs.by) != n {
-		t.Errorf("%d leafs in order, %d by name, want %d", n, len(a.leafs.by), maxLeafs)
-	}
-	if a.leaf(t, "n0.example.com") == got[0] {
-		t.Error("the oldest leaf is still there")
-	}
-}
-
-// TestEncode: what was stored vouches for what it signs later, and a leaf of another process
-// is served.
+// TestEncode: what was stored vouches for what it signs later.
 func TestEncode(t *testing.T) {
 	a := newAuthority(t)
 	b, err := a.Encode()
@@ -234,24 +206,8 @@ func TestEncode(t *testing.T) {
 	if b2, err := again.Encode(); err != nil || !bytes.Equal(b, b2) {
 		t.Errorf("encoded again it is another (%v)", err)
 	}
-	sent, err := EncodeLeaf(again.leaf(t, "example.com"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := DecodeLeaf(sent)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := handshake(t, c, a, "example.com"); err != nil {
+	if err := handshake(t, again.leaf(t, "example.com", time.Now()), a, "example.com"); err != nil {
 		t.Error(err)
-	}
-	for _, signs := range [][]byte{b, a.Certificate()} {
-		if _, err := DecodeLeaf(signs); err == nil {
-			t.Error("an authority is taken for a leaf")
-		}
-	}
-	if _, err := Decode(sent); err == nil {
-		t.Error("a leaf is taken for an authority")
 	}
 }
 
@@ -266,6 +222,11 @@ func TestDecodeBad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	leaf, leafKey, err := a.Leaf("example.com", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := func(kind string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}) }
 	cert, key := a.Certificate(), b[len(a.Certificate()):]
 	otherKey := other[bytes.Index(other, []byte("-----BEGIN PRIVATE")):]
 	for what, bad := range map[string][]byte{
@@ -273,14 +234,12 @@ func TestDecodeBad(t *testing.T) {
 		"the other way around": slices.Concat(key, cert),
 		"half":                 b[:len(b)-40], "more behind it": append(bytes.Clone(b), 'x'), "two": append(bytes.Clone(b), b...),
 		"the key of another": append(bytes.Clone(cert), otherKey...),
-		"no certificate":     append(pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: []byte("x")}), key...),
-		"no key":             append(bytes.Clone(cert), pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: []byte("x")})...),
+		"no certificate":     append(block(certificateBlock, []byte("x")), key...),
+		"no key":             append(bytes.Clone(cert), block(keyBlock, []byte("x"))...),
+		"a leaf":             append(block(certificateBlock, leaf), block(keyBlock, leafKey)...),
 	} {
 		if a, err := Decode(bad); err == nil || a != nil || strings.Contains(err.Error(), "BEGIN") {
 			t.Errorf("%s: %v", what, err)
-		}
-		if c, err := DecodeLeaf(bad); err == nil || c != nil || strings.Contains(err.Error(), "BEGIN") {
-			t.Errorf("%s, as a leaf: %v", what, err)
 		}
 	}
 }
@@ -350,7 +309,7 @@ func judged(t *testing.T, j judge) {
 	ours, others := file("ca.pem", a.Certificate()), file("other.pem", other.Certificate())
 	long := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + ".example.com"
 	for _, name := range []string{"api.example.com", long} {
-		c := a.leaf(t, name)
+		c := a.leaf(t, name, time.Now())
 		leaf := file("leaf.pem", pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: c.Leaf.Raw}))
 		host, port, err := net.SplitHostPort(serve(t, c))
 		if err != nil {
@@ -416,14 +375,9 @@ func BenchmarkNew(b *testing.B) {
 
 func BenchmarkLeaf(b *testing.B) {
 	a := newAuthority(b)
-	b.Run("cold", func(b *testing.B) {
-		for i := 0; b.Loop(); i++ {
-			a.leaf(b, fmt.Sprintf("x%d.example.com", i))
+	for b.Loop() {
+		if _, _, err := a.Leaf("example.com", time.Now()); err != nil {
+			b.Fatal(err)
 		}
-	})
-	b.Run("cached", func(b *testing.B) {
-		for b.Loop() {
-			a.leaf(b, "example.com")
-		}
-	})
+	}
 }

@@ -3,12 +3,9 @@ package policy
 import (
 	"math/rand/v2"
 	"net/netip"
-	"net/url"
-	"path"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,8 +14,8 @@ import (
 
 var (
 	someMethods = []string{"GET", "POST", "DELETE"}
-	somePaths   = []string{"/", "/a", "/a/b", "/b/a", "/a%2Fb"}
-	someGlobs   = []string{"*", "/*", "/a", "/a/*", "/*/b", "/*a*", "/a%2Fb"}
+	somePaths   = []string{"/", "/a", "/a/b", "/b/a", "/a%2Fb", "/a;x/b"}
+	someGlobs   = []string{"/*", "/a", "/a/*", "/*/b", "/*a*", "/a*b"}
 )
 
 func (r space) requests() *record.Requests {
@@ -65,7 +62,7 @@ func requestByTheBook(n record.Network, f Flow, name string, q Request) bool {
 func TestRequestsByTheBook(t *testing.T) {
 	r := space{rand.New(rand.NewPCG(7, 8))}
 	inspected, not := 0, 0
-	for range 1000 {
+	for range 400 {
 		n := r.network(true)
 		for i := range n.Rules {
 			if rule := &n.Rules[i]; rule.Name != "" && (rule.Proto == "" || rule.Proto == "tcp") && r.IntN(2) == 0 {
@@ -87,9 +84,8 @@ func TestRequestsByTheBook(t *testing.T) {
 					for _, path := range somePaths {
 						q := Request{method, path}
 						want := requestByTheBook(n, f, name, q)
-						if slashed := strings.ReplaceAll(path, "%2F", "/"); slashed != path {
-							want = want && requestByTheBook(n, f, name, Request{method, slashed})
-						}
+						other := strings.NewReplacer("%2F", "/", ";x", "").Replace(path)
+						want = want && requestByTheBook(n, f, name, Request{method, other})
 						got, why := p.DecideRequest(f, name, q)
 						if got != want {
 							t.Fatalf("%v: %v to %s: %v: %v (%s)", n, f, name, q, got, why.Text)
@@ -126,85 +122,8 @@ func TestRequestsByTheBook(t *testing.T) {
 			}
 		}
 	}
-	if inspected < 500 || not < 5000 {
+	if inspected < 150 || not < 5000 {
 		t.Errorf("the random policies inspect %d times, and %d times not", inspected, not)
-	}
-}
-
-func TestRequestPath(t *testing.T) {
-	for in, want := range map[string]string{
-		"/":                 "/",
-		"/a/b/":             "/a/b/",
-		"/%61%2d%7E":        "/a-~",
-		"/a%20b":            "/a%20b",
-		"/%c3%a9":           "/%C3%A9",
-		"/@scope%2fname":    "/@scope%2Fname",
-		"/100%25":           "/100%25",
-		"/a;v=1/b":          "/a;v=1/b",
-		"/...":              "/...",
-		"/a.b/..c":          "/a.b/..c",
-		"/!$&'()*+,;=:@-._": "/!$&'()*+,;=:@-._",
-	} {
-		got, err := RequestPath(in)
-		if err != nil || got != want {
-			t.Errorf("RequestPath(%q) = %q, %v, want %q", in, got, err, want)
-		}
-	}
-	for _, in := range []string{
-		"", "*", "a", "http://x/", "//", "//a", "/a//b", "/.", "/..", "/a/../b", "/a/./b", "/%2e%2e/b", "/a/%2E", "/..%2fb", "/a%2f..",
-		"/a%2f%2fb", "/%5c", "/a\\b", "/%00", "/%0d%0a", "/%7f", "/a b", "/\x01", "/é", "/%", "/%2", "/%zz", "/%+1", "/%252e", "/%252fb", "/..;/b",
-		"/.;x/b", "/a%2f..;b", "/;/b/..;", "/a?b", "/a#b",
-	} {
-		if got, err := RequestPath(in); err == nil {
-			t.Errorf("RequestPath(%q) = %q", in, got)
-		}
-	}
-}
-
-func TestPattern(t *testing.T) {
-	for _, in := range []string{"", "a", "**", "*a", "/a?b", "/a#b", "/..", "/a//b", "/%61", "/%2f", "/a b", "/" + strings.Repeat("a", maxPattern)} {
-		if p, err := ParsePattern(in); err == nil {
-			t.Errorf("ParsePattern(%.20q) = %v", in, p)
-		}
-	}
-	r := rand.New(rand.NewPCG(9, 10))
-	text := func(of string) string {
-		b := []byte("/")
-		for range r.IntN(8) {
-			b = append(b, of[r.IntN(len(of))])
-		}
-		return string(b)
-	}
-	matches := 0
-	for range 200_000 {
-		glob, s := text("ab*"), text("ab")
-		p, err := ParsePattern(glob)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := p.Match(s); got != globbed(glob, s) {
-			t.Fatalf("%q matches %q: %v", glob, s, got)
-		} else if got {
-			matches++
-		}
-	}
-	if matches < 10_000 {
-		t.Errorf("only %d matches", matches)
-	}
-}
-
-// TestPatternCost: a pattern that would make a matcher that tries all places take hours.
-func TestPatternCost(t *testing.T) {
-	p, err := ParsePattern("/" + strings.Repeat("a*", 500) + "b")
-	if err != nil {
-		t.Fatal(err)
-	}
-	begun := time.Now()
-	if p.Match("/" + strings.Repeat("a", 16<<10)) {
-		t.Error("it matches")
-	}
-	if took := time.Since(begun); took > time.Second {
-		t.Errorf("it took %v", took)
 	}
 }
 
@@ -222,6 +141,7 @@ func TestCompileRefusesRequests(t *testing.T) {
 		with(name, record.Requests{Methods: []string{"TRACE"}}),
 		with(name, record.Requests{Methods: make([]string, maxMethods+1)}),
 		with(name, record.Requests{Paths: []string{"a"}}),
+		with(name, record.Requests{Paths: []string{"/a;b"}}),
 		with(name, record.Requests{Paths: make([]string, maxPaths+1)}),
 	} {
 		if _, err := Compile(Host{}, record.Network{Mode: record.NetworkRules, Rules: []record.Rule{r}}); err == nil {
@@ -251,29 +171,31 @@ func TestPermits(t *testing.T) {
 	}
 }
 
-// FuzzRequestPath: what is accepted has one form, and no reading of it leaves its segments.
-func FuzzRequestPath(f *testing.F) {
-	for _, s := range []string{"/", "/a/%2e%2e/b", "/%2f", "/a;b/..;/c", "/%25", "/%2525", "/*", "/a%c3%a9"} {
-		f.Add(s)
+// TestDecideRequestRefuses: what is no request that rules can be about passes no rule.
+func TestDecideRequestRefuses(t *testing.T) {
+	p, err := Compile(Host{}, record.Network{Mode: record.NetworkOpen, Rules: []record.Rule{
+		{Name: "a.test", Requests: &record.Requests{Methods: []string{"DELETE"}}},
+	}})
+	if err != nil {
+		t.Fatal(err)
 	}
-	f.Fuzz(func(t *testing.T, in string) {
-		got, err := RequestPath(in)
-		if err != nil {
-			return
+	f := Flow{Dst: netip.MustParseAddr("1.2.3.4"), Proto: unix.IPPROTO_TCP, Port: 443}
+	for _, c := range []struct {
+		name string
+		q    Request
+		want bool
+	}{
+		{"a.test", Request{"GET", "/a"}, true},
+		{"a.test", Request{"DELETE", "/a"}, false},
+		{"a.test", Request{"delete", "/a"}, false},
+		{"a.test", Request{"TRACE", "/a"}, false},
+		{"a.test", Request{"GET", "/a/../b"}, false},
+		{"a.test", Request{"GET", "*"}, false},
+		{"", Request{"GET", "/a"}, false},
+		{"b.test", Request{"DELETE", "/a"}, true},
+	} {
+		if got, why := p.DecideRequest(f, c.name, c.q); got != c.want {
+			t.Errorf("%s, %v: %v (%s)", c.name, c.q, got, why.Text)
 		}
-		if again, err := RequestPath(got); err != nil || again != got {
-			t.Fatalf("%q becomes %q, and that %q, %v", in, got, again, err)
-		}
-		was, err := url.PathUnescape(in)
-		is, err2 := url.PathUnescape(got)
-		if err != nil || err2 != nil || was != is {
-			t.Fatalf("%q means %q, and %q means %q (%v, %v)", in, was, got, is, err, err2)
-		}
-		if clean := path.Clean(is); clean != is && clean+"/" != is {
-			t.Fatalf("%q means %q, which is %q", in, is, clean)
-		}
-		if twice, err := url.PathUnescape(is); err == nil && twice != is {
-			t.Fatalf("%q is escaped twice: %q, %q", in, is, twice)
-		}
-	})
+	}
 }

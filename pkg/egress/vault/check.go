@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/paths"
 )
 
 // maxArgs is how many arguments a command may have, with its own name.
@@ -35,7 +37,7 @@ func checkName(at, name string) error {
 		return invalid(at, "its name has %d bytes; at most %d are allowed", len(name), MaxName)
 	case name != strings.TrimSpace(name) || strings.ContainsFunc(name, func(c rune) bool { return !unicode.IsPrint(c) }):
 		return invalid(at, "its name has characters that cannot be seen, or blanks around it")
-	case strings.ContainsAny(name, `/\`) || isDots(name):
+	case strings.ContainsAny(name, `/\`) || name == "." || name == "..":
 		return invalid(at, "its name has a slash or a backslash, or is . or ..: it could not stand in a URL")
 	}
 	return nil
@@ -200,9 +202,9 @@ func (s *Substitution) check(at string) error {
 func (b *Binding) compile(at string) error {
 	b.patterns = nil
 	for _, s := range b.Match.Paths {
-		p, err := ParsePattern(s)
+		p, err := paths.ParsePattern(s)
 		if err != nil {
-			return invalid(at+".match.paths", "%q: %s", short(s), strings.TrimPrefix(err.Error(), "credential vault: "))
+			return invalid(at+".match.paths", "%q: %s", short(s), err)
 		}
 		b.patterns = append(b.patterns, p)
 	}

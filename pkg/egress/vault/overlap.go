@@ -3,6 +3,8 @@ package vault
 import (
 	"slices"
 	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/paths"
 )
 
 // hostMatches reports whether the host pattern of a binding matches a name. Both are in normal
@@ -27,7 +29,7 @@ func hostsOverlap(a, b string) bool {
 // overlaps reports whether some request is matched by both bindings.
 func (b *Binding) overlaps(o *Binding) bool {
 	return meet(b.Match.Schemes, o.Match.Schemes, equal) && meet(b.Match.Methods, o.Match.Methods, equal) &&
-		meet(b.Match.Hosts, o.Match.Hosts, hostsOverlap) && meet(b.patterns, o.patterns, Pattern.Overlaps)
+		meet(b.Match.Hosts, o.Match.Hosts, hostsOverlap) && meet(b.patterns, o.patterns, paths.Pattern.Overlaps)
 }
 
 func equal(a, b string) bool { return a == b }

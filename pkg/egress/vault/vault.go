@@ -21,6 +21,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/paths"
 )
 
 // Limits of a vault. Errors name the limit that was hit.
@@ -91,7 +93,7 @@ type Binding struct {
 	Auth     Auth
 	Revision int64 // the vault's when this was last written
 
-	patterns []Pattern // of Match.Paths
+	patterns []paths.Pattern // of Match.Paths
 }
 
 // A Match says which requests a binding is for: those that one of each list matches. The lists
@@ -100,7 +102,7 @@ type Match struct {
 	Schemes []string `json:"schemes"` // "https", "http"; the port is 443 or 80
 	Hosts   []string `json:"hosts"`   // as policy.NormalName writes them: api.example.com, *.example.com
 	Methods []string `json:"methods"` // upper case
-	Paths   []string `json:"paths"`   // patterns, see Pattern
+	Paths   []string `json:"paths"`   // see paths.Pattern
 }
 
 // An AuthType is a way to put credentials into a request.
@@ -197,10 +199,11 @@ func (b *Binding) MatchesHost(name string) bool {
 	return slices.ContainsFunc(b.Match.Hosts, func(p string) bool { return hostMatches(p, name) })
 }
 
-// Matches reports whether the binding is for a request. path is in the form of PathForm.
+// Matches reports whether the binding is for a request. path is a reading of its
+// path (paths.Read).
 func (b *Binding) Matches(scheme, host, method, path string) bool {
 	return slices.Contains(b.Match.Schemes, scheme) && slices.Contains(b.Match.Methods, method) && b.MatchesHost(host) &&
-		slices.ContainsFunc(b.patterns, func(p Pattern) bool { return p.Match(path) })
+		slices.ContainsFunc(b.patterns, func(p paths.Pattern) bool { return p.Match(path) })
 }
 
 // Port is the one port of a scheme.

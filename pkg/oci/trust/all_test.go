@@ -4,6 +4,7 @@ package trust
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"os"
 	"os/exec"
@@ -29,7 +30,7 @@ func extended(t *testing.T, name string) string {
 
 // TestKeytool: Java's own tool lists both entries of each store.
 func TestKeytool(t *testing.T) {
-	for _, name := range []string{"changeit.jks", "open.p12", "encrypted.p12"} {
+	for _, name := range []string{"changeit.jks", "open.p12", encrypted} {
 		out, err := exec.Command("keytool", "-J-Duser.language=en", "-list", "-keystore", extended(t, name),
 			"-storepass", "changeit").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "2 entries") ||
@@ -64,11 +65,17 @@ class Client {
 		t.Fatal(err)
 	}
 	const name = "api.example.com"
-	leaf, err := vouches.Leaf(name, time.Now())
+	leaf, der, err := vouches.Leaf(name, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*leaf}})
+	key, err := x509.ParsePKCS8PrivateKey(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{leaf}, PrivateKey: key}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +104,7 @@ class Client {
 			name).CombinedOutput()
 		return string(out), err
 	}
-	for _, store := range []string{"changeit.jks", "open.p12", "encrypted.p12"} {
+	for _, store := range []string{"changeit.jks", "open.p12", encrypted} {
 		if out, err := ask(extended(t, store)); err != nil {
 			t.Errorf("%s: %v\n%s", store, err, out)
 		}

@@ -101,11 +101,12 @@ type contentInfo struct {
 	Content asn1.RawValue `asn1:"tag:0"`
 }
 
-// withPKCS12 adds a part to a PKCS #12: its parts are a list, and may differ in whether and
-// how they are encrypted.
+// withPKCS12 adds a part to a PKCS #12 without a MAC, as JDK 18 and later ship it. Its parts
+// are a list, and may differ in whether and how they are encrypted.
 //
-// The result has no MAC. Java checks one if it is there and a password is given, and the
-// password may be any.
+// A store with a MAC stays as it is. The MAC would be wrong, and a new one needs the password.
+// Without one Java would read the store, but Bouncy Castle refuses a password for a store that
+// needs none (issue 1865 of bcgit/bc-java): a program would lose all its roots.
 func (p *planner) withPKCS12(b []byte) ([]byte, error) {
 	var f pfx
 	var octets, parts asn1.RawValue
@@ -124,6 +125,9 @@ func (p *planner) withPKCS12(b []byte) ([]byte, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read a PKCS #12: %w", err)
+	}
+	if len(f.Mac.FullBytes) > 0 {
+		return nil, fmt.Errorf("a PKCS #12 with a MAC, which would be wrong: make it a JKS, with the password %q", password)
 	}
 	return tlv(0x30, tlv(2, []byte{3}), data(tlv(0x30, parts.Bytes, p.part()))), nil
 }

@@ -20,8 +20,25 @@ import (
 // as the cacerts of JDK 18 and later is.
 func stored(t testing.TB, name string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("testdata", name))
+	file, open := strings.CutSuffix(name, " without its MAC")
+	b, err := os.ReadFile(filepath.Join("testdata", file))
 	if err != nil {
+		t.Fatal(err)
+	}
+	if open { // as -J-Dkeystore.pkcs12.macAlgorithm=NONE alone makes it
+		var f pfx
+		if err := unmarshal(b, &f); err != nil || len(f.Mac.FullBytes) == 0 {
+			t.Fatalf("%s has no MAC: %v", file, err)
+		}
+		b = tlv(0x30, tlv(2, []byte{3}), data(octetsOf(t, f.Safe)))
+	}
+	return b
+}
+
+// octetsOf is what a part of a PKCS #12 has.
+func octetsOf(t testing.TB, c contentInfo) (b []byte) {
+	t.Helper()
+	if err := unmarshal(c.Content.Bytes, &b); err != nil {
 		t.Fatal(err)
 	}
 	return b
@@ -113,9 +130,12 @@ func parts(b []byte) (all []contentInfo, more bool, err error) {
 	return all, len(outer.More.FullBytes) > 0, err
 }
 
+// encrypted is a store with an encrypted part.
+const encrypted = "encrypted.p12 without its MAC"
+
 func TestPKCS12(t *testing.T) {
 	p := testPlanner(t)
-	for _, name := range []string{"open.p12", "encrypted.p12"} {
+	for _, name := range []string{"open.p12", encrypted} {
 		before, _, err := parts(stored(t, name))
 		if err != nil {
 			t.Fatal(err)
@@ -148,11 +168,7 @@ func TestPKCS12(t *testing.T) {
 				Values []asn1.RawValue `asn1:"set"`
 			} `asn1:"set"`
 		}
-		var octets []byte
-		if _, err := asn1.Unmarshal(last.Content.Bytes, &octets); err != nil {
-			t.Fatal(err)
-		}
-		if rest, err := asn1.Unmarshal(octets, &bags); err != nil || len(rest) > 0 || len(bags) != 1 {
+		if rest, err := asn1.Unmarshal(octetsOf(t, last), &bags); err != nil || len(rest) > 0 || len(bags) != 1 {
 			t.Fatalf("%s: %d bags, %d bytes are left, %v", name, len(bags), len(rest), err)
 		}
 		if !bytes.Equal(bags[0].Cert.DER, der(ca)) || len(bags[0].Attributes) != 2 {
@@ -180,6 +196,7 @@ func TestStrangeStores(t *testing.T) {
 		"damaged":                   {append([]byte(nil), append(jks[:40:40], jks[41:]...)...), "damaged"},
 		"cut off":                   {jks[:len(jks)-1], "damaged"},
 		"no room to count":          {sum(append(bytes.Clone(jksHead[:]), 0xff, 0xff, 0xff, 0xff)), "impossible number"},
+		"a PKCS #12 with a MAC":     {stored(t, "encrypted.p12"), "with a MAC"},
 		"a PKCS #12, cut off":       {p12[:len(p12)-1], "read a PKCS #12"},
 		"a PKCS #12 and more":       {append(bytes.Clone(p12), 0), "something stands behind it"},
 		"a certificate":             {der(ca), "read a PKCS #12"},
@@ -199,7 +216,7 @@ func TestStrangeStores(t *testing.T) {
 
 // FuzzStore: a store that is extended has all that it had, and the authority behind it.
 func FuzzStore(f *testing.F) {
-	for _, name := range []string{"changeit.jks", "secret.jks", "open.p12", "encrypted.p12", "guest.pem"} {
+	for _, name := range []string{"changeit.jks", "secret.jks", "open.p12", "encrypted.p12", encrypted, "guest.pem"} {
 		f.Add(stored(f, name))
 	}
 	f.Add(bytes.Repeat([]byte{0x30, 0x84, 0x7f, 0xff, 0xff, 0xff}, 10))
@@ -232,8 +249,11 @@ func FuzzStore(f *testing.F) {
 			}
 			return
 		}
-		before, _, berr := parts(b)
+		before, had, berr := parts(b)
 		after, mac, err := parts(out)
+		if had {
+			t.Fatalf("%x: a store with a MAC has been changed", b)
+		}
 		if berr != nil {
 			return // what it had was no list of parts, and is not one now
 		}

@@ -26,14 +26,15 @@ var bundles = []string{
 // programRoots are roots that programs bring along. If an image has no bundle, the first of
 // them is the base of BundlePath: programs that read a bundle by a variable then trust what
 // they have trusted without it. They are not mounted over, for pip could not replace them. A
-// * stands for one name.
+// * stands for the rest of one name.
 var programRoots = []string{
 	"/opt/conda/ssl/cacert.pem",
-	"/usr/local/lib/*/site-packages/certifi/cacert.pem",
-	"/usr/local/lib/*/site-packages/pip/_vendor/certifi/cacert.pem",
+	"/usr/local/lib/python*/site-packages/certifi/cacert.pem",
+	"/usr/local/lib/python*/site-packages/pip/_vendor/certifi/cacert.pem",
 }
 
-// javaHomes are where JVMs are, beside $JAVA_HOME. A * stands for one name.
+// javaHomes are where JVMs are, beside $JAVA_HOME. A * stands for one name. All names are
+// tried, for homes are called java-21-openjdk, jdk-21, temurin-21 or zulu21.
 var javaHomes = []string{
 	"/usr/lib/jvm/*",    // Debian, Alpine, Fedora, openSUSE
 	"/opt/java/openjdk", // images of Eclipse Temurin
@@ -73,19 +74,20 @@ func (p *planner) javaStores(home string) []string {
 // glob returns the names for which a pattern with one * at most stands, in order. They need
 // not exist.
 func (p *planner) glob(pattern string) []string {
-	dir, rest, ok := strings.Cut(pattern, "/*")
+	head, rest, ok := strings.Cut(pattern, "*")
 	if !ok {
 		return []string{pattern}
 	}
-	names, err := p.names(dir)
+	dir, prefix := path.Split(head)
+	names, err := p.names(dir, prefix)
 	if err != nil {
 		if !isAbsent(err) {
-			p.leave(dir, err)
+			p.leave(path.Clean(dir), err)
 		}
 		return nil
 	}
 	for i, name := range names {
-		names[i] = dir + "/" + name + rest
+		names[i] = dir + name + rest
 	}
 	return names
 }
@@ -106,19 +108,25 @@ const (
 	replaces kind = iota // programs trust the file, and only that
 	own                  // so they do, and without the variable they trust roots that they bring along
 	adds                 // programs trust the file as well
-	never                // not set for a guest: its programs also read another one, or the system's bundle
+	never                // not set for a guest: its programs read another one as well, or a bundle of the system
 )
 
 // known are the variables. npm is a program of Node. OpenSSL's variable is also read by what
 // links or imitates it: curl(1), Go, Ruby, PHP, .NET, cargo, uv, httpx.
+//
+// The variables of git and AWS beat configuration files, and would hide a store that the
+// guest has named there (http.sslCAInfo, ca_bundle). They are not needed. The libcurl that git
+// uses has the path of a bundle from its build. The AWS command line and boto3 read
+// REQUESTS_CA_BUNDLE if neither their variable nor their file names a store (botocore,
+// Endpoint._get_verify_value). AWS SDKs of other languages use the roots of the language.
 var known = []variable{
 	{name: "SSL_CERT_FILE"},
-	{name: "GIT_SSL_CAINFO"}, // git(1) has a path from the build of libcurl
-	{name: "REQUESTS_CA_BUNDLE", kind: own, second: "CURL_CA_BUNDLE"}, // Python's requests, pip
-	{name: "AWS_CA_BUNDLE", kind: own, second: "REQUESTS_CA_BUNDLE"},  // the AWS command line and SDKs
+	{name: "REQUESTS_CA_BUNDLE", kind: own, second: "CURL_CA_BUNDLE"}, // Python's requests, pip, boto3
 	{name: "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", kind: own},             // gRPC, except in Go and Java
 	{name: "NODE_EXTRA_CA_CERTS", kind: adds},
 	{name: "DENO_CERT", kind: adds},
+	{name: "AWS_CA_BUNDLE", kind: never},
+	{name: "GIT_SSL_CAINFO", kind: never},
 	{name: "CURL_CA_BUNDLE", kind: never},
 	{name: "PIP_CERT", kind: never},
 	{name: "CARGO_HTTP_CAINFO", kind: never},
@@ -133,7 +141,9 @@ func (p *planner) variables(env map[string]string, bare bool) {
 		file, ok := env[v.name]
 		_, hides := env[v.second]
 		switch {
-		case !ok && (v.kind == never || hides):
+		case !ok && v.kind == never:
+		case !ok && hides:
+			p.leave(v.name, fmt.Errorf("it would hide %s, which the guest has set", v.second))
 		case !ok && v.kind == adds:
 			p.plan.Env[v.name] = CertPath
 		case !ok && v.kind == own && bare:
@@ -144,7 +154,7 @@ func (p *planner) variables(env map[string]string, bare bool) {
 		case !path.IsAbs(file):
 			p.leave(v.name, fmt.Errorf("the guest has set it to %.200q, which is not an absolute path", file))
 		case !p.exists(file):
-			p.leave(v.name, fmt.Errorf("the guest has set it to %.200q, which is not there", file))
+			p.leave(v.name, fmt.Errorf("the guest has set it to %.200q, which is not in the root: it is absent or on a volume", file))
 		default:
 			p.extend(file, p.withPEM)
 		}

@@ -88,19 +88,24 @@ func (p *planner) target(at *os.File, st *unix.Stat_t) (string, error) {
 	return target, nil
 }
 
-// names are the names in a directory of the guest, sorted. More than maxNames are an error.
-func (p *planner) names(dir string) ([]string, error) {
+// names are the names in a directory of the guest that begin with prefix, sorted. More than
+// maxNames are an error, and so are more than maxListed of all.
+func (p *planner) names(dir, prefix string) ([]string, error) {
 	f, err := p.resolve(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOATIME, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	names, err := f.Readdirnames(maxNames + 1)
+	names, err := f.Readdirnames(maxListed + 1)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
+	if len(names) > maxListed {
+		return nil, fmt.Errorf("more than %d names", maxListed)
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, prefix) })
 	if len(names) > maxNames {
-		return nil, fmt.Errorf("more than %d names", maxNames)
+		return nil, fmt.Errorf("more than %d names %s*", maxNames, prefix)
 	}
 	slices.Sort(names)
 	return names, nil

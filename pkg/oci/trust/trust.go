@@ -1,10 +1,11 @@
 // Package trust plans how a guest comes to trust a certificate authority, without a change
 // to its disk.
 //
-//	the guest's root ── NewPlan ──▶ Files   for the bundle's directory (oci.WriteFile)
-//	                                Mounts  of these files, read-only, over the guest's own
-//	                                Env     for programs that read other files
-//	                                Left    what could not be changed, for the log
+//	the guest's root ── NewPlan ──▶ Files        for the bundle's directory (oci.WriteFile)
+//	                                StoreMounts  of these files, read-only, over the guest's own
+//	                                AgentMounts  of these files, read-only, in oci.AgentDir
+//	                                Env          for programs that read other files
+//	                                Left         what could not be changed, for the log
 //
 // Each store of the guest (a bundle of PEM, or a store of Java) is copied with the authority
 // added, and the copy is mounted over it. So it works on a read-only root, and neither a diff
@@ -15,8 +16,19 @@
 // copied, and java.go adds an entry to a Java store by a few lengths at its head. So the
 // daemon needs no confined child for that. No part of a guest's tree makes NewPlan fail.
 //
-// The surprise: a program of the guest cannot replace a store while it is mounted over.
-// update-ca-certificates(8), which writes a new file and renames it, fails with EBUSY.
+// The surprise, which users must be told: a program of the guest cannot replace a store while
+// it is mounted over, because rename(2) onto a mount point fails with EBUSY. So in a sandbox
+// with inspected hosts update-ca-certificates(8) and update-ca-trust(8) fail, and so does an
+// upgrade of the package ca-certificates: apt ends with 100, and does so again until
+// "dpkg --configure -a" has run after a start without inspected hosts. Upgrade the package
+// when the image is built, or hold it (apt-mark(8)). Its first installation works, for nothing
+// is mounted where the image has no bundle.
+//
+// No other layout avoids that and keeps what the guest writes. In a directory that is mounted
+// over /etc/ssl/certs the rename works; but then the new files are gone at the next start,
+// while dpkg has them as installed, and the new bundle is without the authority. If an image
+// has a link in the place of the bundle, it is the link's target that is mounted over: a
+// rename replaces the link, and programs lose the authority instead.
 package trust
 
 import (
@@ -38,10 +50,10 @@ import (
 const (
 	// CertPath has the authority alone. It is where OpenSandbox's own egress puts it.
 	CertPath = "/opt/opensandbox/mitmproxy-ca-cert.pem"
-	// BundlePath has the authority, and what the guest's first bundle trusts. If the guest
-	// has none, it has the authority alone: with the roots of the host, programs would trust
-	// what the image does not. Programs that have roots compiled in and still read
-	// SSL_CERT_FILE, such as uv, then reach no other host.
+	// BundlePath has the authority, and what the guest's first bundle trusts. If the guest has
+	// none, or only empty ones, it has the authority alone: with the roots of the host,
+	// programs would trust what the image does not. Programs that have roots compiled in and
+	// still read SSL_CERT_FILE, such as uv, then reach no other host.
 	BundlePath = "/opt/opensandbox/ca-bundle.pem"
 )
 
@@ -49,17 +61,22 @@ const (
 const (
 	maxFile   = 4 << 20  // bytes of a store
 	maxRead   = 16 << 20 // bytes of all stores: also the memory of a plan, and of its files
-	maxMounts = 32
-	maxNames  = 64 // of a directory with versions of Java or Python
+	maxMounts = 32       // of stores
+	maxNames  = 64       // of a directory with versions of Java or Python
+	maxListed = 1024     // of all names in such a directory: 256 KiB
 )
 
 // A Plan says what to write, to mount and to set. Equal roots, authorities and environments
 // give equal plans.
 type Plan struct {
-	Files  []File
-	Mounts []Mount
-	Env    map[string]string // variables to add; the guest has set none of them
-	Left   []Left
+	Files []File
+	// StoreMounts are over stores of the guest. They belong before the memory and the volumes
+	// of a sandbox, which may hide them.
+	StoreMounts []Mount
+	// AgentMounts are at CertPath and BundlePath. They belong after oci.AgentDir.
+	AgentMounts []Mount
+	Env         map[string]string // variables to add; the guest has set none of them
+	Left        []Left
 }
 
 // A File is for the directory of the sandbox's bundle, with mode 0644: the users of a runc
@@ -69,14 +86,12 @@ type File struct {
 	Data []byte
 }
 
-// A Mount binds a File of the plan over a file of the guest, read-only.
+// A Mount binds a File of the plan over another file, read-only.
 type Mount struct {
 	File string
 	// Target is a path of the guest: absolute, clean, and without a symbolic link when it
 	// was planned. Both runtimes resolve it within the root once more (runc: createOpenMountpoint
 	// in libcontainer/rootfs_linux.go; runsc: ResolveSymlinks in runsc/cmd/sandboxsetup/fs.go).
-	// Targets in oci.AgentDir need that to be mounted first. All others belong before the
-	// memory and the volumes of a sandbox, which may hide them.
 	Target string
 }
 
@@ -95,19 +110,10 @@ func NewPlan(root *os.File, ca []byte, env map[string]string) (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("plan the trust of a guest: %w", err)
 	}
-	p.mount(CertPath, p.ca)
-	var first []byte // the guest's own roots
-	for _, name := range bundles {
-		if b := p.extend(name, p.withPEM); first == nil {
-			first = b
-		}
-	}
-	for _, pattern := range programRoots {
-		for _, name := range p.glob(pattern) {
-			if first == nil {
-				first = p.roots(name)
-			}
-		}
+	cert := p.mount(CertPath, p.ca)
+	first := p.bundles()
+	if first == nil {
+		first = p.programRoots()
 	}
 	for _, name := range p.javaStores(env["JAVA_HOME"]) {
 		p.extend(name, p.withStore)
@@ -116,25 +122,45 @@ func NewPlan(root *os.File, ca []byte, env map[string]string) (*Plan, error) {
 	if bare {
 		first = p.ca
 	}
-	p.mount(BundlePath, first)
+	p.plan.AgentMounts = []Mount{cert, p.mount(BundlePath, first)}
 	p.variables(env, bare)
 	return &p.plan, nil
 }
 
-// roots is the authority and what a program has brought along; nil if that cannot be read.
-func (p *planner) roots(name string) []byte {
-	f, err := p.open(name)
-	if isAbsent(err) {
-		return nil
+// bundles extends the bundles of the guest, and returns the first one that has roots; nil if
+// there is none.
+func (p *planner) bundles() (first []byte) {
+	for _, name := range bundles {
+		b := p.extend(name, p.withPEM)
+		if first == nil && !bytes.Equal(b, p.ca) {
+			first = b
+		}
 	}
-	var b []byte
-	if err == nil {
-		b, err = p.withPEM(f.data)
+	return first
+}
+
+// programRoots is the authority and the roots that some program has brought along; nil if
+// there are none that can be read.
+func (p *planner) programRoots() []byte {
+	for _, pattern := range programRoots {
+		for _, name := range p.glob(pattern) {
+			f, err := p.open(name)
+			if isAbsent(err) {
+				continue
+			}
+			var b []byte
+			if err == nil {
+				b, err = p.withPEM(f.data)
+			}
+			switch {
+			case err != nil:
+				p.leave(name, err)
+			case !bytes.Equal(b, p.ca):
+				return b
+			}
+		}
 	}
-	if err != nil {
-		p.leave(name, err)
-	}
-	return b
+	return nil
 }
 
 // A planner is a Plan that is being made.
@@ -192,11 +218,11 @@ func (p *planner) extend(name string, with func([]byte) ([]byte, error)) []byte 
 	case err != nil:
 		p.leave(name, err)
 		return nil
-	case len(p.plan.Mounts) >= maxMounts:
+	case len(p.plan.StoreMounts) >= maxMounts:
 		p.leave(name, fmt.Errorf("%d stores are mounted already", maxMounts))
 		return nil
 	}
-	p.mount(f.target, b)
+	p.plan.StoreMounts = append(p.plan.StoreMounts, p.mount(f.target, b))
 	return b
 }
 
@@ -205,21 +231,24 @@ func (p *planner) leave(name string, err error) {
 	p.plan.Left = append(p.plan.Left, Left{name, err.Error()})
 }
 
-// mount adds a mount, and its file unless there is one with the same content.
-func (p *planner) mount(target string, b []byte) {
+// mount is a mount of b on target. It adds the file, unless there is one with the same content.
+func (p *planner) mount(target string, b []byte) Mount {
 	i := slices.IndexFunc(p.plan.Files, func(f File) bool { return bytes.Equal(f.Data, b) })
 	if i < 0 {
 		i = len(p.plan.Files)
 		p.plan.Files = append(p.plan.Files, File{"trust-" + strconv.Itoa(i), b})
 	}
-	p.plan.Mounts = append(p.plan.Mounts, Mount{p.plan.Files[i].Name, target})
+	return Mount{p.plan.Files[i].Name, target}
 }
 
 // withPEM adds the authority to a bundle. It stands first: a block that the guest's bytes
-// leave open cannot contain it.
+// leave open cannot contain it. A bundle without a certificate becomes the authority alone.
 func (p *planner) withPEM(b []byte) ([]byte, error) {
+	if len(bytes.TrimSpace(b)) == 0 {
+		return p.ca, nil
+	}
 	// A variable may name any file.
-	if len(bytes.TrimSpace(b)) > 0 && !bytes.Contains(b, []byte("-----BEGIN ")) {
+	if !bytes.Contains(b, []byte("-----BEGIN ")) {
 		return nil, errors.New("not a bundle of certificates as PEM")
 	}
 	return append(bytes.Clone(p.ca), b...), nil

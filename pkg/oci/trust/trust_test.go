@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -18,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/authority"
+	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // vouches is the authority of all tests, ca its certificate.
@@ -91,9 +94,12 @@ func planOf(t testing.TB, root *os.File, env map[string]string) *Plan {
 	return p
 }
 
+// mounts are all mounts of a plan.
+func (p *Plan) mounts() []Mount { return slices.Concat(p.AgentMounts, p.StoreMounts) }
+
 // file is the content that a plan mounts on target; nil: none.
 func (p *Plan) file(target string) []byte {
-	for _, m := range p.Mounts {
+	for _, m := range p.mounts() {
 		for _, f := range p.Files {
 			if m.Target == target && m.File == f.Name {
 				return f.Data
@@ -107,7 +113,7 @@ func (p *Plan) file(target string) []byte {
 // it, and for each store that is left.
 func (p *Plan) text() string {
 	var lines []string
-	for _, m := range p.Mounts {
+	for _, m := range p.mounts() {
 		b := p.file(m.Target)
 		what := fmt.Sprintf("%d bytes", len(b))
 		switch rest, ok := bytes.CutPrefix(b, ca); {
@@ -124,20 +130,32 @@ func (p *Plan) text() string {
 		case b[0] == 0x30:
 			what = "a PKCS #12"
 		}
-		lines = append(lines, fmt.Sprintf("%s %s: %s", m.Target, m.File, what))
+		lines = append(lines, fmt.Sprintf("%s %s: %s\n", m.Target, m.File, what))
 	}
 	for _, l := range p.Left {
-		lines = append(lines, fmt.Sprintf("left %s: %s", l.Path, l.Why))
+		lines = append(lines, fmt.Sprintf("left %s: %s\n", l.Path, l.Why))
 	}
-	return strings.Join(lines, "\n")
+	return strings.Join(lines, "")
 }
 
-const always = "/opt/opensandbox/mitmproxy-ca-cert.pem trust-0: the authority\n"
+// What stands in most plans.
+const (
+	cert   = "/opt/opensandbox/mitmproxy-ca-cert.pem trust-0: the authority\n"
+	always = cert + "/opt/opensandbox/ca-bundle.pem trust-1: the authority and roots\n"
+)
 
-const bare = always + "/opt/opensandbox/ca-bundle.pem trust-0: the authority\n" +
-	"left REQUESTS_CA_BUNDLE: the guest has no bundle, and what reads this variable would lose the roots that it has\n" +
-	"left AWS_CA_BUNDLE: the guest has no bundle, and what reads this variable would lose the roots that it has\n" +
-	"left GRPC_DEFAULT_SSL_ROOTS_FILE_PATH: the guest has no bundle, and what reads this variable would lose the roots that it has"
+// What stands in the plan of a guest without roots.
+const (
+	bare      = cert + "/opt/opensandbox/ca-bundle.pem trust-0: the authority\n"
+	bareNoted = "left REQUESTS_CA_BUNDLE: the guest has no bundle, and what reads this variable would lose the roots that it has\n" +
+		"left GRPC_DEFAULT_SSL_ROOTS_FILE_PATH: the guest has no bundle, and what reads this variable would lose the roots that it has\n"
+)
+
+// Roots that programs bring along.
+const (
+	conda   = "opt/conda/ssl/cacert.pem"
+	certifi = "usr/local/lib/python3.13/site-packages/pip/_vendor/certifi/cacert.pem"
+)
 
 // TestLayouts: trees with the links that distributions have.
 func TestLayouts(t *testing.T) {
@@ -147,8 +165,7 @@ func TestLayouts(t *testing.T) {
 		want string
 	}{
 		"Debian": {tree: []string{"etc/ssl/certs/ca-certificates.crt", "usr/lib/ssl/certs -> /etc/ssl/certs"}, want: always +
-			"/etc/ssl/certs/ca-certificates.crt trust-1: the authority and roots\n" +
-			"/opt/opensandbox/ca-bundle.pem trust-1: the authority and roots"},
+			"/etc/ssl/certs/ca-certificates.crt trust-1: the authority and roots\n"},
 		"Debian 13, with Java": {tree: []string{
 			"etc/ssl/certs/ca-certificates.crt", "etc/ssl/cert.pem -> certs/ca-certificates.crt",
 			"usr/lib/ssl/cert.pem -> /etc/ssl/cert.pem",
@@ -157,11 +174,9 @@ func TestLayouts(t *testing.T) {
 			"usr/lib/jvm/default-java -> java-21-openjdk-amd64",
 		}, env: map[string]string{"JAVA_HOME": "/usr/lib/jvm/default-java"}, want: always +
 			"/etc/ssl/certs/ca-certificates.crt trust-1: the authority and roots\n" +
-			"/etc/ssl/certs/java/cacerts trust-2: a JKS\n" +
-			"/opt/opensandbox/ca-bundle.pem trust-1: the authority and roots"},
+			"/etc/ssl/certs/java/cacerts trust-2: a JKS\n"},
 		"Alpine": {tree: []string{"etc/ssl/certs/ca-certificates.crt", "etc/ssl/cert.pem -> certs/ca-certificates.crt"}, want: always +
-			"/etc/ssl/certs/ca-certificates.crt trust-1: the authority and roots\n" +
-			"/opt/opensandbox/ca-bundle.pem trust-1: the authority and roots"},
+			"/etc/ssl/certs/ca-certificates.crt trust-1: the authority and roots\n"},
 		"RHEL": {tree: []string{
 			"etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "etc/pki/ca-trust/extracted/java/cacerts = open.p12",
 			"etc/pki/tls/certs/ca-bundle.crt -> /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -170,8 +185,7 @@ func TestLayouts(t *testing.T) {
 			"usr/lib/jvm/java-21-openjdk/lib/security/cacerts -> ../../../../../../etc/pki/java/cacerts",
 		}, want: always +
 			"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem trust-1: the authority and roots\n" +
-			"/etc/pki/ca-trust/extracted/java/cacerts trust-2: a PKCS #12\n" +
-			"/opt/opensandbox/ca-bundle.pem trust-1: the authority and roots"},
+			"/etc/pki/ca-trust/extracted/java/cacerts trust-2: a PKCS #12\n"},
 		"openSUSE": {tree: []string{
 			"var/lib/ca-certificates/ca-bundle.pem", "etc/ssl/ca-bundle.pem -> /var/lib/ca-certificates/ca-bundle.pem",
 			"etc/ssl/certs -> /var/lib/ca-certificates/pem", "var/lib/ca-certificates/pem/",
@@ -179,29 +193,39 @@ func TestLayouts(t *testing.T) {
 			"usr/lib64/jvm/jre-21/lib/security/cacerts -> /var/lib/ca-certificates/java-cacerts",
 		}, want: always +
 			"/var/lib/ca-certificates/ca-bundle.pem trust-1: the authority and roots\n" +
-			"/var/lib/ca-certificates/java-cacerts trust-2: a JKS\n" +
-			"/opt/opensandbox/ca-bundle.pem trust-1: the authority and roots"},
+			"/var/lib/ca-certificates/java-cacerts trust-2: a JKS\n"},
 		"Temurin, and Java 8": {tree: []string{
 			"etc/ssl/certs/ca-certificates.crt", "opt/java/openjdk/lib/security/cacerts = open.p12",
 			"usr/local/openjdk-8/jre/lib/security/cacerts = changeit.jks", "usr/local/bin/",
 		}, env: map[string]string{"JAVA_HOME": "/opt/java/openjdk"}, want: always +
 			"/etc/ssl/certs/ca-certificates.crt trust-1: the authority and roots\n" +
 			"/opt/java/openjdk/lib/security/cacerts trust-2: a PKCS #12\n" +
-			"/usr/local/openjdk-8/jre/lib/security/cacerts trust-3: a JKS\n" +
-			"/opt/opensandbox/ca-bundle.pem trust-1: the authority and roots"},
-		"bare": {tree: []string{"bin/program"}, want: bare},
-		"an empty bundle": {tree: []string{"etc/ssl/certs/ca-certificates.crt = "}, want: always +
+			"/usr/local/openjdk-8/jre/lib/security/cacerts trust-3: a JKS\n"},
+		"a store of Java that has a MAC": {tree: []string{
+			"etc/ssl/certs/ca-certificates.crt", "opt/java/openjdk/lib/security/cacerts = encrypted.p12",
+		}, want: always +
+			"/etc/ssl/certs/ca-certificates.crt trust-1: the authority and roots\n" +
+			"left /opt/java/openjdk/lib/security/cacerts: a PKCS #12 with a MAC, which would be wrong: " +
+			`make it a JKS, with the password "changeit"` + "\n"},
+		"bare": {tree: []string{"bin/program"}, want: bare + bareNoted},
+		"an empty bundle": {tree: []string{"etc/ssl/certs/ca-certificates.crt = "}, want: bare +
+			"/etc/ssl/certs/ca-certificates.crt trust-0: the authority\n" + bareNoted},
+		"two empty bundles, and Python's": {tree: []string{
+			"etc/ssl/certs/ca-certificates.crt = \n", "etc/ssl/cert.pem = ", conda + " =  \n", certifi,
+		}, want: always +
 			"/etc/ssl/certs/ca-certificates.crt trust-0: the authority\n" +
-			"/opt/opensandbox/ca-bundle.pem trust-0: the authority"},
+			"/etc/ssl/cert.pem trust-0: the authority\n"},
+		"an empty bundle, and one": {tree: []string{"etc/ssl/certs/ca-certificates.crt = ", "etc/ssl/cert.pem"}, want: always +
+			"/etc/ssl/certs/ca-certificates.crt trust-0: the authority\n" +
+			"/etc/ssl/cert.pem trust-1: the authority and roots\n"},
 		"no bundle, but Python's": {tree: []string{
-			"usr/local/lib/python3.13/site-packages/pip/_vendor/certifi/cacert.pem", "usr/local/lib/libx.so = x",
-		}, want: always + "/opt/opensandbox/ca-bundle.pem trust-1: the authority and roots"},
+			certifi, "usr/local/lib/libx.so = x",
+		}, want: always},
 		"two bundles that differ": {tree: []string{
 			"etc/ssl/certs/ca-certificates.crt", "etc/ssl/cert.pem = -----BEGIN other", "usr/lib/ssl/cert.pem -> /nowhere",
 		}, want: always +
 			"/etc/ssl/certs/ca-certificates.crt trust-1: the authority and roots\n" +
-			`/etc/ssl/cert.pem trust-2: the authority and "-----BEGIN other"` + "\n" +
-			"/opt/opensandbox/ca-bundle.pem trust-1: the authority and roots"},
+			`/etc/ssl/cert.pem trust-2: the authority and "-----BEGIN other"` + "\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := planOf(t, plant(t, c.tree...), c.env)
@@ -225,11 +249,11 @@ func TestRead(t *testing.T) {
 		}
 		return filepath.Join(dir, name)
 	}
-	leaf, err := vouches.Leaf("example.com", time.Now())
+	leaf, _, err := vouches.Leaf("example.com", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	signed := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Leaf.Raw})
+	signed := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf})
 	for name, c := range map[string]struct {
 		bundle, cert []byte
 		good         bool
@@ -257,10 +281,21 @@ func TestRead(t *testing.T) {
 // TestHostile: a tree that a guest has made leads nowhere, costs nothing, and stops nothing.
 func TestHostile(t *testing.T) {
 	const store = "etc/ssl/certs/ca-certificates.crt"
-	secret := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(secret, []byte("-----BEGIN secret of the host"), 0o644); err != nil {
-		t.Fatal(err)
+	// What is not of the guest: the links lead there if they are followed out of its root.
+	victim := func(file string) string {
+		t.Helper()
+		err := os.MkdirAll(filepath.Dir(file), 0o755)
+		if err == nil {
+			err = os.WriteFile(file, []byte("-----BEGIN secret of the host"), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file
 	}
+	host := t.TempDir()
+	secret := victim(filepath.Join(host, "secret"))
+	victim(filepath.Join(host, "certs/ca-certificates.crt"))
 	special := func(mode uint32) func(string) error {
 		return func(p string) error { return unix.Mknod(p, mode|0o644, 0) }
 	}
@@ -270,9 +305,9 @@ func TestHostile(t *testing.T) {
 		left string                  // why it is left; "": it is taken for absent
 	}{
 		"an absolute link to the host":       {tree: []string{store + " -> " + secret}},
-		"a link up to the host":              {tree: []string{store + " -> ../../../../secret", "etc/x"}},
+		"a link up to the host":              {tree: []string{store + " -> ../../../../secret"}},
 		"a link up and up":                   {tree: []string{store + " -> " + strings.Repeat("../", 40) + secret[1:]}},
-		"a directory that is a link up":      {tree: []string{"etc/ssl -> ../../../../../../../../../" + filepath.Dir(secret)[1:]}},
+		"a directory that is a link up":      {tree: []string{"etc/ssl -> ../../../../../../../../../" + host[1:]}},
 		"a link to itself":                   {tree: []string{store + " -> ca-certificates.crt"}, left: "too many levels"},
 		"a ring of links":                    {tree: []string{store + " -> /a", "a -> b", "b -> " + store}, left: "too many levels"},
 		"a link to what is not there":        {tree: []string{store + " -> /gone"}},
@@ -306,7 +341,7 @@ func TestHostile(t *testing.T) {
 		"in a place of the runtime": {
 			tree: []string{store + " -> /proc/self/mem", "proc/self/mem"}, left: `"/proc/self/mem" is hidden by a mount of the runtime`,
 		},
-		"in memory": {tree: []string{store + " -> /var/run/x", "var/run -> /run", "run/x"}, left: `"/run/x" is hidden by a mount of the runtime`},
+		"in memory": {tree: []string{store + " -> /var/run/x", "var/run -> /run", "run/x"}, left: `"/run/x" is hidden`},
 		"the agent": {
 			tree: []string{store + " -> /opt/opensandbox/sandbox-agent", "opt/opensandbox/sandbox-agent"}, left: "hidden",
 		},
@@ -316,6 +351,7 @@ func TestHostile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := plant(t, c.tree...)
+			victim(filepath.Join(root.Name(), "../secret"))
 			if c.make != nil {
 				if err := c.make(filepath.Join(root.Name(), store)); err != nil {
 					t.Fatal(err)
@@ -326,7 +362,7 @@ func TestHostile(t *testing.T) {
 			if len(p.Left) > 0 && p.Left[0].Path == "/"+store {
 				left, p.Left = p.Left[0].Why, p.Left[1:]
 			}
-			if got := p.text(); got != bare || left == "" != (c.left == "") || !strings.Contains(left, c.left) {
+			if got := p.text(); got != bare+bareNoted || left == "" != (c.left == "") || !strings.Contains(left, c.left) {
 				t.Errorf("the plan is\n%s\nand left because %q, want %q", got, left, c.left)
 			}
 		})
@@ -336,12 +372,15 @@ func TestHostile(t *testing.T) {
 // TestBounds: a tree that is large in every way costs little, and says what was left.
 func TestBounds(t *testing.T) {
 	large := roots + strings.Repeat("x", maxFile-len(roots))
-	var many, versions, heavy []string
+	var many, versions, heavy, listed []string
 	for i := range maxMounts + 8 {
 		many = append(many, fmt.Sprintf("usr/lib/jvm/%02d/lib/security/cacerts = changeit.jks", i))
 	}
 	for i := range maxNames + 1 {
 		versions = append(versions, fmt.Sprintf("usr/lib/jvm/%d/lib/security/cacerts = changeit.jks", i))
+	}
+	for i := range maxListed + 1 {
+		listed = append(listed, fmt.Sprintf("usr/lib/jvm/%d = ", i))
 	}
 	for _, name := range bundles[:6] {
 		heavy = append(heavy, name[1:]+" = "+large)
@@ -351,15 +390,16 @@ func TestBounds(t *testing.T) {
 		mounts int
 		left   string
 	}{
-		"many stores":   {many, maxMounts + 1, "32 stores are mounted already"},
+		"many stores":   {many, maxMounts + 2, "32 stores are mounted already"},
 		"many versions": {versions, 2, "more than 64 names"},
+		"many names":    {listed, 2, "more than 1024 names"},
 		"large stores":  {heavy, 6, "all stores together have more than 16 MiB"},
 		"the largest":   {heavy[:1], 3, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := planOf(t, plant(t, c.tree...), nil)
-			if len(p.Mounts) != c.mounts || p.file(BundlePath) == nil || p.file(CertPath) == nil {
-				t.Errorf("%d mounts, want %d: %+v", len(p.Mounts), c.mounts, p.Mounts)
+			if len(p.mounts()) != c.mounts || p.file(BundlePath) == nil || p.file(CertPath) == nil {
+				t.Errorf("%d mounts, want %d: %+v", len(p.mounts()), c.mounts, p.mounts())
 			}
 			if c.left == "" && len(p.Left) > 0 || c.left != "" && !strings.Contains(fmt.Sprint(p.Left), c.left) {
 				t.Errorf("left are %v, want %q", p.Left, c.left)
@@ -372,6 +412,61 @@ func TestBounds(t *testing.T) {
 				t.Errorf("the files have %d bytes", size)
 			}
 		})
+	}
+}
+
+// TestManyLibraries: a directory with more names than there may be versions of Python is no
+// obstacle, neither where the roots of Python are needed nor where they are not.
+func TestManyLibraries(t *testing.T) {
+	tree := []string{certifi}
+	for i := range 2 * maxNames {
+		tree = append(tree, fmt.Sprintf("usr/local/lib/lib%d.so = x", i))
+	}
+	if p := planOf(t, plant(t, tree...), nil); string(p.file(BundlePath)) != string(ca)+roots || len(p.Left) > 0 {
+		t.Errorf("the plan is\n%s", p.text())
+	}
+	for i := range 2 * maxNames {
+		tree = append(tree, fmt.Sprintf("usr/local/lib/python%d/x = x", i))
+	}
+	if p := planOf(t, plant(t, append(tree, "etc/ssl/certs/ca-certificates.crt")...), nil); len(p.Left) > 0 {
+		t.Errorf("with a bundle, the plan is\n%s", p.text())
+	}
+}
+
+// TestOneFileSystem: neither another file system nor a link of procfs, which leads to what a
+// process has open, is a part of a root.
+func TestOneFileSystem(t *testing.T) {
+	for _, c := range []struct {
+		root, name string
+		want       error
+	}{
+		{"/", "proc/version", unix.EXDEV},
+		{"/proc", "self/exe", unix.ELOOP}, // EXDEV would come of RESOLVE_IN_ROOT alone: see openat2(2)
+	} {
+		p, err := newPlanner(openDir(t, c.root), ca)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f, err := p.resolve(c.name, unix.O_PATH, 0); !errors.Is(err, c.want) {
+			t.Errorf("%s in %s: %v, %v, want %v", c.name, c.root, f, err, c.want)
+		}
+	}
+}
+
+// TestPlaces: what stands before the memory and the volumes of a sandbox is nothing in the
+// agent's directory, and what stands after it is nothing else.
+func TestPlaces(t *testing.T) {
+	p := planOf(t, plant(t, "etc/ssl/certs/ca-certificates.crt"), nil)
+	if len(p.StoreMounts) != 1 || p.StoreMounts[0].Target != "/etc/ssl/certs/ca-certificates.crt" {
+		t.Errorf("over stores: %+v", p.StoreMounts)
+	}
+	if len(p.AgentMounts) != 2 || p.AgentMounts[0].Target != CertPath || p.AgentMounts[1].Target != BundlePath {
+		t.Errorf("in the agent's directory: %+v", p.AgentMounts)
+	}
+	for _, m := range p.AgentMounts {
+		if !record.Within(m.Target, oci.AgentDir) {
+			t.Errorf("%s is not in %s", m.Target, oci.AgentDir)
+		}
 	}
 }
 
@@ -413,8 +508,7 @@ func TestAgain(t *testing.T) {
 // TestEnv: what the guest has not set is set, and what it has set stays and is extended.
 func TestEnv(t *testing.T) {
 	all := map[string]string{
-		"SSL_CERT_FILE": BundlePath, "REQUESTS_CA_BUNDLE": BundlePath, "GIT_SSL_CAINFO": BundlePath,
-		"AWS_CA_BUNDLE": BundlePath, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": BundlePath,
+		"SSL_CERT_FILE": BundlePath, "REQUESTS_CA_BUNDLE": BundlePath, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": BundlePath,
 		"NODE_EXTRA_CA_CERTS": CertPath, "DENO_CERT": CertPath,
 	}
 	without := func(names ...string) map[string]string {
@@ -425,8 +519,8 @@ func TestEnv(t *testing.T) {
 		return m
 	}
 	tree := []string{"etc/ssl/certs/ca-certificates.crt", "opt/own.pem = -----BEGIN own", "opt/link.pem -> own.pem", "bin/sh = x"}
-	base := planOf(t, plant(t, tree...), nil).text()
-	own := "\n" + `/opt/own.pem trust-2: the authority and "-----BEGIN own"`
+	const own = `/opt/own.pem trust-2: the authority and "-----BEGIN own"` + "\n"
+	const hidden = "left REQUESTS_CA_BUNDLE: it would hide CURL_CA_BUNDLE, which the guest has set\n"
 	for name, c := range map[string]struct {
 		env  map[string]string
 		want map[string]string
@@ -436,37 +530,39 @@ func TestEnv(t *testing.T) {
 		"of another kind": {map[string]string{"PATH": "/bin", "SSL_CERT_DIR": "/etc/ssl/certs"}, all, ""},
 		"an own bundle":   {map[string]string{"SSL_CERT_FILE": "/opt/own.pem"}, without("SSL_CERT_FILE"), own},
 		"one for two, by a link": {
-			map[string]string{"SSL_CERT_FILE": "/opt/../opt//link.pem", "GIT_SSL_CAINFO": "/opt/own.pem"},
-			without("SSL_CERT_FILE", "GIT_SSL_CAINFO"), own,
+			map[string]string{"SSL_CERT_FILE": "/opt/../opt//link.pem", "DENO_CERT": "/opt/own.pem"},
+			without("SSL_CERT_FILE", "DENO_CERT"), own,
 		},
 		"one that ours would hide": {
-			map[string]string{"CURL_CA_BUNDLE": "/opt/own.pem"}, without("REQUESTS_CA_BUNDLE"), own,
+			map[string]string{"CURL_CA_BUNDLE": "/opt/own.pem"}, without("REQUESTS_CA_BUNDLE"), own + hidden,
 		},
-		"another that ours would hide": {
-			map[string]string{"REQUESTS_CA_BUNDLE": "/opt/own.pem"}, without("REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE"), own,
+		"both": {
+			map[string]string{"CURL_CA_BUNDLE": "/opt/own.pem", "REQUESTS_CA_BUNDLE": "/opt/own.pem"},
+			without("REQUESTS_CA_BUNDLE"), own,
 		},
 		"one that is never set": {map[string]string{"PIP_CERT": "/opt/own.pem"}, all, own},
+		"that of git":           {map[string]string{"GIT_SSL_CAINFO": "/opt/own.pem"}, all, own},
 		"more for node":         {map[string]string{"NODE_EXTRA_CA_CERTS": "/opt/own.pem"}, without("NODE_EXTRA_CA_CERTS"), own},
 		"that of the image":     {map[string]string{"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt"}, without("SSL_CERT_FILE"), ""},
 		"ours": {
-			map[string]string{"GIT_SSL_CAINFO": CertPath, "SSL_CERT_FILE": BundlePath}, without("GIT_SSL_CAINFO", "SSL_CERT_FILE"), "",
+			map[string]string{"DENO_CERT": CertPath, "SSL_CERT_FILE": BundlePath}, without("DENO_CERT", "SSL_CERT_FILE"), "",
 		},
 		"a file that is not there": {
 			map[string]string{"AWS_CA_BUNDLE": "/gone.pem"},
-			without("AWS_CA_BUNDLE"),
-			"\n" + `left AWS_CA_BUNDLE: the guest has set it to "/gone.pem", which is not there`,
+			all,
+			`left AWS_CA_BUNDLE: the guest has set it to "/gone.pem", which is not in the root: it is absent or on a volume` + "\n",
 		},
 		"empty": {
 			map[string]string{"SSL_CERT_FILE": ""},
 			without("SSL_CERT_FILE"),
-			"\n" + `left SSL_CERT_FILE: the guest has set it to "", which is not an absolute path`,
+			`left SSL_CERT_FILE: the guest has set it to "", which is not an absolute path` + "\n",
 		},
 		"a program": {
-			map[string]string{"SSL_CERT_FILE": "/bin/sh"}, without("SSL_CERT_FILE"), "\nleft /bin/sh: not a bundle of certificates as PEM",
+			map[string]string{"SSL_CERT_FILE": "/bin/sh"}, without("SSL_CERT_FILE"), "left /bin/sh: not a bundle of certificates as PEM\n",
 		},
-		"a directory": {map[string]string{"SSL_CERT_FILE": "/etc"}, without("SSL_CERT_FILE"), "\nleft /etc: not a regular file"},
+		"a directory": {map[string]string{"SSL_CERT_FILE": "/etc"}, without("SSL_CERT_FILE"), "left /etc: not a regular file\n"},
 		"no path": {
-			map[string]string{"SSL_CERT_FILE": "/a\x00b"}, without("SSL_CERT_FILE"), "\nleft /a\x00b: openat2: invalid argument",
+			map[string]string{"SSL_CERT_FILE": "/a\x00b"}, without("SSL_CERT_FILE"), "left /a\x00b: openat2: invalid argument\n",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -474,21 +570,34 @@ func TestEnv(t *testing.T) {
 			if !maps.Equal(p.Env, c.want) {
 				t.Errorf("the environment is %v, want %v", p.Env, c.want)
 			}
-			if got := p.text(); got != base+c.more {
-				t.Errorf("the plan is\n%s\nwant\n%s", got, base+c.more)
+			want := always + "/etc/ssl/certs/ca-certificates.crt trust-1: the authority and roots\n" + c.more
+			if got := p.text(); got != want {
+				t.Errorf("the plan is\n%s\nwant\n%s", got, want)
 			}
 		})
 	}
 }
 
-// TestBareEnv: where BundlePath has the authority alone, no program trades its own roots for it.
+// TestBareEnv: where BundlePath has the authority alone, no program trades its own roots for
+// it. An empty bundle does not change that, and the roots of a program do.
 func TestBareEnv(t *testing.T) {
-	want := map[string]string{
-		"SSL_CERT_FILE": BundlePath, "GIT_SSL_CAINFO": BundlePath,
-		"NODE_EXTRA_CA_CERTS": CertPath, "DENO_CERT": CertPath,
-	}
-	if p := planOf(t, plant(t), nil); !maps.Equal(p.Env, want) {
-		t.Errorf("the environment is %v, want %v", p.Env, want)
+	bare := map[string]string{"SSL_CERT_FILE": BundlePath, "NODE_EXTRA_CA_CERTS": CertPath, "DENO_CERT": CertPath}
+	full := maps.Clone(bare)
+	full["REQUESTS_CA_BUNDLE"], full["GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"] = BundlePath, BundlePath
+	const store = "etc/ssl/certs/ca-certificates.crt"
+	for name, c := range map[string]struct {
+		tree []string
+		want map[string]string
+	}{
+		"bare":                       {nil, bare},
+		"an empty bundle":            {[]string{store + " = "}, bare},
+		"a bundle of space":          {[]string{store + " = \n\n"}, bare},
+		"and Python's":               {[]string{store + " = ", certifi}, full},
+		"and an empty one of Python": {[]string{store + " = ", certifi + " = "}, bare},
+	} {
+		if p := planOf(t, plant(t, c.tree...), nil); !maps.Equal(p.Env, c.want) {
+			t.Errorf("%s: the environment is %v, want %v", name, p.Env, c.want)
+		}
 	}
 }
 
@@ -496,8 +605,7 @@ func TestBareEnv(t *testing.T) {
 func TestPaths(t *testing.T) {
 	p := planOf(t, plant(t, "usr/share/tls/bundle", "etc/ssl -> /usr/share/tls", "usr/share/tls/certs/ca-certificates.crt -> ../bundle",
 		"home -> /usr"), map[string]string{"SSL_CERT_FILE": "/home/share/tls/./bundle", "JAVA_HOME": "relative/home"})
-	want := always + "/usr/share/tls/bundle trust-1: the authority and roots\n" +
-		"/opt/opensandbox/ca-bundle.pem trust-1: the authority and roots"
+	want := always + "/usr/share/tls/bundle trust-1: the authority and roots\n"
 	if got := p.text(); got != want {
 		t.Errorf("the plan is\n%s\nwant\n%s", got, want)
 	}

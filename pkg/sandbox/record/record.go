@@ -277,7 +277,9 @@ type Rule struct {
 }
 
 // Requests are requests of HTTP: those with one of the methods and a path that one of the
-// patterns matches. No methods: every method. No paths: every path.
+// patterns matches (pkg/egress/paths). No methods: every method. No paths: every path. A rule
+// that denies some is no wall if the server knows other ways to say the same: /ADMIN, or a
+// header such as X-HTTP-Method-Override.
 type Requests struct {
 	Methods []string `json:"methods,omitempty"`
 	Paths   []string `json:"paths,omitempty"`

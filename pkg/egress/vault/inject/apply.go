@@ -12,6 +12,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/paths"
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 )
 
@@ -243,7 +244,7 @@ func (a *apply) query() error {
 	}
 	// A placeholder behind escapes is not exchanged, but it is seen.
 	x.needles, x.replaces = nil, false
-	if _, err := x.replace(vault.PathForm(a.r.URL.RawQuery), maxAdded); err != nil {
+	if _, err := x.replace(paths.Form(a.r.URL.RawQuery), maxAdded); err != nil {
 		return err
 	}
 	a.r.URL.RawQuery = query

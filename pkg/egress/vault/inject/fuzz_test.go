@@ -46,7 +46,7 @@ func FuzzApply(f *testing.F) {
 		f.Add([]byte(s), "api.example.com", false, uint8(200))
 	}
 	w := newWorld(f, Options{})
-	open := newWorld(f, Options{Mask: true, EncodedSlash: true})
+	open := newWorld(f, Options{Mask: true})
 	f.Fuzz(func(t *testing.T, raw []byte, host string, https bool, cut uint8) {
 		if holds(raw) || holds([]byte(host)) {
 			return // the guest would know it

@@ -44,9 +44,6 @@ type Options struct {
 	// Mask replaces values in answers by "***". Then requests to bound hosts ask for no
 	// compression and no ranges: in both a value could not be seen.
 	Mask bool
-	// EncodedSlash lets %2F in paths pass to bound hosts (scoped packages of npm, projects of
-	// GitLab) if the same binding matches with it and with a slash in its place.
-	EncodedSlash bool
 }
 
 // A Kind is a kind of event.
@@ -188,10 +185,9 @@ func (l *Live) bound(host string) bool {
 
 // match returns the binding of a request, or nil. There is one at most: a vault refuses bindings
 // that overlap.
-func (l *Live) match(scheme, host, method, escapedPath string) *vault.Binding {
-	form := vault.PathForm(escapedPath)
+func (l *Live) match(scheme, host, method, reading string) *vault.Binding {
 	for _, b := range l.bindings {
-		if b.Matches(scheme, host, method, form) {
+		if b.Matches(scheme, host, method, reading) {
 			return b
 		}
 	}

@@ -5,46 +5,21 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/paths"
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 )
 
-// plainPath reports why servers could read an escaped path in different ways, or "". Such a path
-// could match a binding here and be another one there.
-func plainPath(path string, slashes bool) string {
-	if !strings.HasPrefix(path, "/") {
-		return "it does not begin with a slash"
-	}
-	if strings.Contains(path, "//") {
-		return "it has an empty segment (//)"
-	}
-	if dotted(path) {
-		return "it has a segment . or .."
-	}
+// needless reports whether a path has an escape for a character that needs none (RFC 3986,
+// section 2.3). A placeholder could hide behind it.
+func needless(path string) bool {
 	for i := range len(path) {
-		if path[i] == '\\' {
-			return "it has a backslash"
-		}
-		if path[i] != '%' {
-			continue
-		}
-		if i+2 >= len(path) {
-			return "it has a % without two digits"
-		}
-		n, err := strconv.ParseUint(path[i+1:i+3], 16, 8)
-		switch c := byte(n); {
-		case err != nil:
-			return "it has a % without two digits"
-		case c < ' ' || c == 0x7f:
-			return "it has an encoded control character"
-		case c == '\\' || c == '/' && !slashes:
-			return "it has an encoded slash or backslash"
-		case unreserved(c):
-			return "it has an encoded letter, digit, - . _ or ~, which need no encoding"
-		case c == '%' && twice(path[i+3:]):
-			return "it is encoded twice"
+		if path[i] == '%' && i+2 < len(path) {
+			if n, err := strconv.ParseUint(path[i+1:i+3], 16, 8); err == nil && unreserved(byte(n)) {
+				return true
+			}
 		}
 	}
-	return ""
+	return false
 }
 
 // dotted reports whether a path has a segment "." or "..". Servlet containers cut parameters off
@@ -56,16 +31,6 @@ func dotted(path string) bool {
 		}
 	}
 	return false
-}
-
-// twice reports whether what comes after %25 makes of it a character that plainPath refuses.
-func twice(after string) bool {
-	if len(after) < 2 {
-		return false
-	}
-	n, err := strconv.ParseUint(after[:2], 16, 8)
-	c := byte(n)
-	return err == nil && (c < ' ' || c == 0x7f || strings.IndexByte(`/\.%`, c) >= 0)
 }
 
 // unreserved are the characters that are never encoded (RFC 3986, section 2.3).
@@ -83,17 +48,20 @@ func (a *apply) target() error {
 	if path == "" {
 		path = "/" // what net/http sends
 	}
-	why := plainPath(path, a.l.o.EncodedSlash)
-	bind := func(path string) *vault.Binding {
-		if a.port != vault.Port(a.scheme) {
-			return nil
-		}
-		return a.l.match(a.scheme, a.host, a.method, path)
+	readings, why := paths.Read(path)
+	if why == "" && needless(path) {
+		why = "it has an encoded letter, digit, - . _ or ~, which need no encoding"
 	}
-	a.b = bind(path)
-	if decoded := strings.ReplaceAll(strings.ReplaceAll(path, "%2F", "/"), "%2f", "/"); why == "" && decoded != path {
-		if why = plainPath(decoded, true); why == "" && bind(decoded) != a.b {
-			why = "another binding would match if its %2F were a slash"
+	for i, reading := range readings {
+		var b *vault.Binding
+		if a.port == vault.Port(a.scheme) {
+			b = a.l.match(a.scheme, a.host, a.method, reading)
+		}
+		switch {
+		case i == 0:
+			a.b = b
+		case why == "" && b != a.b:
+			why = "another binding would match if its %2F were a slash, or without what follows a semicolon"
 		}
 	}
 	if why == "" && !a.setPath(path) {

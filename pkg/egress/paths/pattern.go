@@ -1,9 +1,11 @@
-package vault
+package paths
 
 import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // maxPattern is how long a pattern of paths may be, in bytes.
@@ -14,15 +16,16 @@ const maxPattern = 512
 // a * matches one path only: "/v1" does not match "/v1/".
 //
 // Each other character stands for itself, and an escape such as %2A for what it encodes: %2A is
-// a star, "/ü" and "/%C3%BC" are one pattern. %2F is not a slash; see PathForm.
+// a star, "/ü" and "/%C3%BC" are one pattern. An escaped slash and a
+// semicolon are refused, because of the readings of Read: write * for them.
 type Pattern struct {
-	parts []string // what stands around the stars, in the form of PathForm
+	parts []string // what stands around the stars, in the form of Read
 }
 
 // ParsePattern reads a pattern. The error says why it is none, without naming it.
 func ParsePattern(s string) (Pattern, error) {
 	bad := func(why string) (Pattern, error) {
-		return Pattern{}, invalid("", "%s; write /v1/* for all paths that begin with /v1/", why)
+		return Pattern{}, errs.New(errs.Invalid, "%s; write /v1/* for all paths that begin with /v1/", why)
 	}
 	switch {
 	case len(s) > maxPattern:
@@ -41,14 +44,15 @@ func ParsePattern(s string) (Pattern, error) {
 			return bad("a % stands before two hexadecimal digits, and these encode no control character")
 		}
 	}
-	for segment := range strings.SplitSeq(s, "/") {
-		if isDots(PathForm(segment)) {
-			return bad("paths with a segment . or .. are refused, so no pattern can match them")
-		}
+	switch f := Form(s); {
+	case strings.Contains(f, "%2F") || strings.Contains(f, ";"):
+		return bad("servers read an escaped slash, and a semicolon, in different ways; write * in its place")
+	case dotted(f):
+		return bad("paths with a segment . or .. are refused, so no pattern can match them")
 	}
 	parts := strings.Split(s, "*")
 	for i := range parts {
-		parts[i] = PathForm(parts[i])
+		parts[i] = Form(parts[i])
 	}
 	// Two stars are one.
 	for i := 1; i < len(parts)-1; {
@@ -61,54 +65,10 @@ func ParsePattern(s string) (Pattern, error) {
 	return Pattern{parts}, nil
 }
 
-func isDots(segment string) bool { return segment == "." || segment == ".." }
+// Equal reports whether two patterns match the same for the same reason.
+func (p Pattern) Equal(q Pattern) bool { return slices.Equal(p.parts, q.parts) }
 
-// unhex reads the escape at the beginning of s.
-func unhex(s string) (c byte, ok bool) {
-	if len(s) < 3 || s[0] != '%' {
-		return 0, false
-	}
-	hi, lo := strings.IndexByte(hex, lower(s[1])), strings.IndexByte(hex, lower(s[2]))
-	return byte(hi<<4 | lo), hi >= 0 && lo >= 0
-}
-
-const hex = "0123456789abcdef"
-
-func lower(c byte) byte {
-	if 'A' <= c && c <= 'Z' {
-		c += 'a' - 'A'
-	}
-	return c
-}
-
-// PathForm is an escaped path as patterns are compared with it: every escape is decoded, but
-// those of the slash and of the percent sign, which become %2F and %25. So two paths have one
-// form only if a server that decodes a path once, after it has cut it at slashes, reads the same
-// in both.
-func PathForm(escaped string) string {
-	if !strings.Contains(escaped, "%") {
-		return escaped
-	}
-	var b strings.Builder
-	for i := 0; i < len(escaped); i++ {
-		c, ok := unhex(escaped[i:])
-		switch {
-		case !ok:
-			b.WriteByte(escaped[i])
-			continue
-		case c == '/':
-			b.WriteString("%2F")
-		case c == '%':
-			b.WriteString("%25")
-		default:
-			b.WriteByte(c)
-		}
-		i += 2
-	}
-	return b.String()
-}
-
-// Match reports whether the pattern matches a path in the form of PathForm. It takes time
+// Match reports whether the pattern matches a path in the form of Read. It takes time
 // linear in the path for each star.
 func (p Pattern) Match(path string) bool {
 	first, last := p.parts[0], p.parts[len(p.parts)-1]
