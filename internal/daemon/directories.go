@@ -77,6 +77,7 @@ func ownDirectory(key, dir string, mode os.FileMode) error {
 			ours = true
 		case "sandboxd.sock": // systemd makes it: it listens before the first start
 		case "lost+found": // of a new file system
+		case "sandboxd.key": // an operator brings it before a backup from another host is restored
 		case "pool":
 			if kind, err := pool.Kind(dir, pool.Auto); err == nil && kind == pool.BtrfsLoop {
 				foreign = e.Name()

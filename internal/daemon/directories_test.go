@@ -18,6 +18,13 @@ func TestOwnDirectory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := os.WriteFile(filepath.Join(dir, "sandboxd.key"), []byte("key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := ownDirectory("state_dir", dir, 0o700); err != nil {
+		t.Fatalf("a key that was brought before the first start: %v", err)
+	}
+	// It does not make a directory with other files sandboxd's.
 	if err := os.WriteFile(filepath.Join(dir, "letters"), []byte("dear"), 0o600); err != nil {
 		t.Fatal(err)
 	}

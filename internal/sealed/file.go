@@ -35,11 +35,13 @@ const (
 const Credential = "sandboxd.key"
 
 // Open reads the key: the credential of the service if it has that one, else file. If
-// there is no file, Open makes one, with a new key. credentials is
+// neither is there, Open makes the file, with a new key, if mayMake says so: nothing that
+// is kept was sealed with another one. Else it fails with fs.ErrNotExist. credentials is
 // $CREDENTIALS_DIRECTORY; it may be empty. Open refuses a file that another user owns or
 // can read, one that is no file, and one in which a line is no key; it changes none of
-// these. What a killed Open or Rotate has left beside the file is removed.
-func Open(credentials, file string) (*Key, error) {
+// these, and writes nothing if there is a file.
+// Preconditions: root alone can rename the directory of file, and the directories above.
+func Open(credentials, file string, mayMake bool) (*Key, error) {
 	if credentials != "" {
 		path := filepath.Join(credentials, Credential)
 		text, err := read(path)
@@ -54,8 +56,23 @@ func Open(credentials, file string) (*Key, error) {
 			return nil, err
 		}
 	}
-	var text []byte
-	err := alone(file, func() (err error) {
+	text, err := readOwn(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		if !mayMake {
+			return nil, fmt.Errorf("%w, the service has no credential %s, and the state has secrets, which their key alone opens: give "+
+				"the service its credential again; or, if it has none, %s", err, Credential, lost)
+		}
+		text, err = makeFile(file)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parse(file, text)
+}
+
+// makeFile makes a key file, unless another process was faster, and returns its text.
+func makeFile(file string) (text []byte, err error) {
+	err = alone(file, func() error {
 		if text, err = read(file); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -65,15 +82,13 @@ func Open(credentials, file string) (*Key, error) {
 		text, err = read(file)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return parse(file, text)
+	return text, err
 }
 
-// Rotate puts a new key above those of the file. A daemon that starts after it seals with
-// the new one and opens with all; the old lines can go when all is sealed anew (see
-// Reseal).
+// Rotate puts a new key above those of the file, and removes what a killed Open or Rotate
+// has left beside it. A daemon that starts after it seals with the new one and opens with
+// all; the old lines can go when all is sealed anew (see Reseal). Rotate waits for another
+// Rotate, and has the preconditions of Open.
 func Rotate(file string) error {
 	return alone(file, func() error {
 		old, err := read(file)
@@ -98,19 +113,11 @@ func Rotate(file string) error {
 // ends with the process.
 func alone(file string, f func() error) error {
 	dir := filepath.Dir(file)
-	d, err := os.Open(dir)
+	d, err := openDir(file)
 	if err != nil {
-		return fmt.Errorf("open the directory of the key file: %w", err)
+		return err
 	}
 	defer d.Close() //nolint:errcheck // only read; this gives the lock back
-	var st unix.Stat_t
-	if err := unix.Fstat(int(d.Fd()), &st); err != nil {
-		return fmt.Errorf("look at directory %s: %w", dir, err)
-	}
-	if st.Mode&0o022 != 0 || st.Uid != 0 && int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("key file %s: others can replace it, as its directory belongs to user %d and has mode %04o: chown root:root %s "+
-			"and chmod go-w %s", file, st.Uid, st.Mode&0o7777, dir, dir)
-	}
 	for {
 		err := unix.Flock(int(d.Fd()), unix.LOCK_EX)
 		if err == nil {
@@ -124,6 +131,37 @@ func alone(file string, f func() error) error {
 		return err
 	}
 	return f()
+}
+
+// openDir opens the directory of a key file, in which root and the daemon alone can put
+// another file in the key file's place.
+func openDir(file string) (d *os.File, err error) {
+	dir := filepath.Dir(file)
+	if d, err = os.Open(dir); err != nil {
+		return nil, fmt.Errorf("open the directory of the key file: %w", err)
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(int(d.Fd()), &st); err != nil {
+		err = fmt.Errorf("look at directory %s: %w", dir, err)
+	} else if st.Mode&0o022 != 0 || st.Uid != 0 && int(st.Uid) != os.Geteuid() {
+		err = fmt.Errorf("key file %s: others can replace it, as its directory belongs to user %d and has mode %04o: chown root:root %s "+
+			"and chmod go-w %s", file, st.Uid, st.Mode&0o7777, dir, dir)
+	}
+	if err != nil {
+		d.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// readOwn reads a key file in a directory that others cannot write to.
+func readOwn(file string) ([]byte, error) {
+	d, err := openDir(file)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close() //nolint:errcheck // only looked at
+	return read(file)
 }
 
 // removeHalf removes what durable.Write leaves when it does not come to its end.
@@ -248,5 +286,5 @@ func parse(path string, text []byte) (*Key, error) {
 }
 
 // lost is what to do about a file that does not have its key.
-const lost = "put back a copy of the file; or, if there is none, move it away: sandboxd then makes a new key, and what was sealed with " +
-	"the old one must be set again"
+const lost = "put back a copy of the file; or, if there is none, put a new key there, as (umask 077; openssl rand -hex 32 >sandboxd.key) " +
+	"makes one, and set again what was sealed with the old one"

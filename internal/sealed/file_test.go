@@ -1,17 +1,14 @@
 package sealed
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -58,7 +55,7 @@ func TestCredential(t *testing.T) {
 	if err := os.WriteFile(path, []byte(keyA+"\n"), 0o400); err != nil {
 		t.Fatal(err)
 	}
-	k, err := Open(dir, file)
+	k, err := Open(dir, file, true)
 	if err != nil || k.From() != path || k.ID() != keyOf(t, keyA).ID() {
 		t.Fatalf("%v, %v", k, err)
 	}
@@ -73,15 +70,78 @@ func TestCredential(t *testing.T) {
 	if err := os.Chmod(path, 0o444); err != nil {
 		t.Fatal(err)
 	}
-	if k, err := Open(dir, file); err == nil || !strings.Contains(err.Error(), path) {
+	if k, err := Open(dir, file, true); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("%v, %v", k, err)
 	}
 	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the file was made in the place of the credential: %v", err)
 	}
 	// A service may have other credentials alone.
-	if k, err := Open(t.TempDir(), file); err != nil || k.From() != file {
+	if k, err := Open(t.TempDir(), file, true); err != nil || k.From() != file {
 		t.Errorf("%v, %v", k, err)
+	}
+}
+
+// TestMissing: no key is made where something was sealed with another one. The error says
+// which key is missing and what to do, and what it says works.
+func TestMissing(t *testing.T) {
+	file, credentials := newFile(t), t.TempDir()
+	sealed := keyOf(t, keyA).Seal(purpose, []byte("a secret"))
+	for _, dir := range []string{"", credentials} {
+		k, err := Open(dir, file, false)
+		if k != nil || !errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("%v, %v", k, err)
+		}
+		for _, want := range []string{
+			file, "no credential sandboxd.key", "give the service its credential", "put back a copy", "openssl rand",
+		} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%v; want %q in it", err, want)
+			}
+		}
+		if left := listing(t, file); left != "" {
+			t.Errorf("it made\n%s", left)
+		}
+	}
+	for _, path := range []string{filepath.Join(credentials, Credential), file} { // either is given again
+		if err := put(path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		k, err := Open(credentials, file, false)
+		if err != nil || k.From() != path {
+			t.Fatalf("%v, %v", k, err)
+		}
+		if got, err := k.Unseal(purpose, sealed); err != nil || string(got) != "a secret" {
+			t.Errorf("%q, %v", got, err)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Open(credentials, file, false); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("gone again: %v", err)
+	}
+}
+
+// TestOpenWritesNothing: a key that is there is read at once, whoever has locked the
+// directory, and what lies beside it stays. So it opens on a read-only file system, too.
+func TestOpenWritesNothing(t *testing.T) {
+	file := newFile(t)
+	if err := errors.Join(put(file, 0o600), os.WriteFile(file+".new", []byte("half"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	d, err := os.Open(filepath.Dir(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	before := listing(t, file)
+	mustOpen(t, file) // a hang is a failure, with the stack
+	if after := listing(t, file); after != before {
+		t.Errorf("there was\n%s, and now there is\n%s", before, after)
 	}
 }
 
@@ -121,7 +181,7 @@ func TestText(t *testing.T) {
 		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		k, err := Open("", file)
+		k, err := Open("", file, true)
 		want, bad := strings.CutPrefix(c.want, "!")
 		switch {
 		case bad && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), file)):
@@ -152,7 +212,7 @@ func TestCut(t *testing.T) {
 		if err := os.WriteFile(file, text[:n], 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if k, err := Open("", file); err == nil {
+		if k, err := Open("", file, true); err == nil {
 			t.Errorf("%d of %d bytes are key %s", n, len(text), k.ID())
 		}
 	}
@@ -185,7 +245,7 @@ func TestRefused(t *testing.T) {
 		}
 		before := listing(t, file)
 		for what, f := range map[string]func() error{
-			"open":   func() error { _, err := Open("", file); return err },
+			"open":   func() error { _, err := Open("", file, true); return err },
 			"rotate": func() error { return Rotate(file) },
 		} {
 			if err := f(); err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Dir(file)) {
@@ -251,7 +311,7 @@ func TestOwnerOfFile(t *testing.T) {
 		if err := os.Chown(what, 12345, 0); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open("", file); err == nil || !strings.Contains(err.Error(), "to user 12345") {
+		if _, err := Open("", file, true); err == nil || !strings.Contains(err.Error(), "to user 12345") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -290,208 +350,5 @@ func TestRotate(t *testing.T) {
 	}
 	if err := Rotate(newFile(t)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a file: %v", err)
-	}
-}
-
-// TestHalf: what a killed process has left beside the file is removed, and never read or
-// written through, however much of it there is.
-func TestHalf(t *testing.T) {
-	a, b := keyOf(t, keyA).ID(), keyOf(t, keyB).ID()
-	whole := b + " " + keyB + "\n"
-	for n := 0; n <= len(whole); n += 1 + n/4 {
-		for _, there := range []bool{false, true} {
-			file := newFile(t)
-			if there {
-				if err := put(file, 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := os.WriteFile(file+".new", []byte(whole[:n]), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			k := mustOpen(t, file)
-			if k.ID() == b || there != (k.ID() == a) {
-				t.Errorf("%d bytes beside a file (%v): key %s", n, there, k.ID())
-			}
-			mustBeAlone(t, file)
-		}
-	}
-	file := newFile(t)
-	victim := filepath.Join(t.TempDir(), "victim")
-	if err := errors.Join(os.WriteFile(victim, []byte("kept"), 0o644), os.Symlink(victim, file+".new")); err != nil {
-		t.Fatal(err)
-	}
-	mustOpen(t, file)
-	if b, err := os.ReadFile(victim); err != nil || string(b) != "kept" {
-		t.Errorf("it wrote through a link: %q, %v", b, err)
-	}
-	mustBeAlone(t, file)
-}
-
-// TestTogether: processes that start at once, here goroutines, have one key.
-func TestTogether(t *testing.T) {
-	file := newFile(t)
-	keys := make([]*Key, 16)
-	var wg sync.WaitGroup
-	for i := range keys {
-		wg.Go(func() {
-			var err error
-			if keys[i], err = Open("", file); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	for _, k := range keys {
-		if k != nil && k.ID() != keys[0].ID() {
-			t.Errorf("keys %s and %s", k.ID(), keys[0].ID())
-		}
-	}
-	mustBeAlone(t, file)
-}
-
-// TestKill kills a process that makes and rotates keys, again and again. What it said it
-// had is there, or newer: the file is whole at every moment, and nothing is beside it.
-func TestKill(t *testing.T) {
-	if file := os.Getenv("SEALED_TEST_WRITER"); file != "" {
-		for {
-			k, err := Open("", file)
-			if err == nil {
-				fmt.Println("has", k.ID())
-				err = Rotate(file)
-			}
-			if err == nil && len(k.IDs()) > 2 {
-				fmt.Println("removes", k.ID())
-				err = os.Remove(file)
-			}
-			if err != nil {
-				fmt.Println("failed", err)
-				os.Exit(1)
-			}
-		}
-	}
-	file := newFile(t)
-	halves := 0
-	for round := range 12 {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")
-		cmd.Env = append(os.Environ(), "SEALED_TEST_WRITER="+file)
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		last := ""
-		lines := bufio.NewScanner(out)
-		for n := 0; lines.Scan(); n++ {
-			last = lines.Text()
-			if strings.HasPrefix(last, "failed") {
-				t.Error(last)
-			}
-			if n == 1+round%7 {
-				cmd.Process.Kill() //nolint:errcheck // it may be gone
-			}
-		}
-		cmd.Wait() //nolint:errcheck // killed
-		if _, err := os.Lstat(file + ".new"); err == nil {
-			halves++
-		}
-		_, err = os.Lstat(file)
-		there := err == nil
-		k, err := Open("", file)
-		if err != nil {
-			t.Fatalf("round %d, after %q: %v", round, last, err)
-		}
-		if id, ok := strings.CutPrefix(last, "has "); ok && (!there || !strings.Contains(strings.Join(k.IDs(), " "), id)) {
-			t.Errorf("round %d: it had key %s, and there are %v (file: %v)", round, id, k.IDs(), there)
-		}
-		mustBeAlone(t, file)
-	}
-	t.Logf("a half written file was left in %d rounds", halves)
-}
-
-// TestTooLarge: the kernel takes no byte of the file (RLIMIT_FSIZE, setrlimit(2)). The
-// error says which file, and nothing is left.
-func TestTooLarge(t *testing.T) {
-	if file := os.Getenv("SEALED_TEST_LIMITED"); file != "" {
-		err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Max: unix.RLIM_INFINITY})
-		if err == nil {
-			if os.Getenv("SEALED_TEST_ROTATE") != "" {
-				err = Rotate(file)
-			} else {
-				_, err = Open("", file)
-			}
-		}
-		_, werr := os.Stderr.WriteString(fmt.Sprint(err)) // a pipe is no file
-		os.Exit(map[bool]int{true: 0, false: 1}[werr == nil])
-	}
-	for _, rotate := range []string{"", "yes"} {
-		file := newFile(t)
-		if rotate != "" {
-			if err := put(file, 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		before := listing(t, file)
-		cmd := exec.Command(os.Args[0], "-test.run=^TestTooLarge$")
-		cmd.Env = append(os.Environ(), "SEALED_TEST_LIMITED="+file, "SEALED_TEST_ROTATE="+rotate)
-		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "write key file "+file) || !strings.Contains(string(out), unix.EFBIG.Error()) {
-			t.Errorf("rotate %q: %s, %v", rotate, out, err)
-		}
-		if after := listing(t, file); after != before {
-			t.Errorf("rotate %q: there was\n%s, and now there is\n%s", rotate, before, after)
-		}
-	}
-}
-
-// TestFullDisk: without room there is no key, and no half of one; with room there is.
-func TestFullDisk(t *testing.T) {
-	hosttest.Root(t)
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k,mode=0700"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	ballast, file := filepath.Join(dir, "ballast"), filepath.Join(dir, "sandboxd.key")
-	fill := func() {
-		f, err := os.Create(ballast)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close() //nolint:errcheck // full
-		for err == nil {
-			_, err = f.Write(make([]byte, 4096))
-		}
-		if !errors.Is(err, unix.ENOSPC) {
-			t.Fatal(err)
-		}
-	}
-	refused := func(err error) {
-		t.Helper()
-		if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "free some space there") {
-			t.Errorf("on a full disk: %v", err)
-		}
-	}
-	fill()
-	_, err := Open("", file)
-	refused(err)
-	if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("there is a key file: %v", err)
-	}
-	if err := os.Remove(ballast); err != nil {
-		t.Fatal(err)
-	}
-	k := mustOpen(t, file)
-	mustBeAlone(t, file)
-	fill()
-	refused(Rotate(file))
-	if again := mustOpen(t, file); len(again.IDs()) != 1 || again.ID() != k.ID() {
-		t.Errorf("keys %v, and there was %s", again.IDs(), k.ID())
 	}
 }

@@ -109,7 +109,7 @@ func (k *Key) From() string { return k.from }
 // Unlocked is why the key may go to swap or into a core dump; nil if it does not.
 func (k *Key) Unlocked() error { return k.unlocked }
 
-// Seal encrypts a secret for a purpose, such as "vault/<ID of the sandbox>". The same
+// Seal encrypts a secret for a purpose, such as "<ID of the sandbox>/vault". The same
 // secret never gives the same bytes twice. The result has Overhead more bytes.
 func (k *Key) Seal(purpose string, secret []byte) []byte {
 	var salt [saltSize]byte

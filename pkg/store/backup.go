@@ -35,10 +35,10 @@ type Facts struct {
 	PoolID    string `json:"pool"`
 	Sandboxes int    `json:"sandboxes"`
 	Images    int    `json:"images"`
-	// Vaults is how many sandboxes have a vault, and VaultKeys are the IDs of the keys that
-	// sealed them (sealed.KeyID), sorted. The file has no key.
-	Vaults    int      `json:"vaults,omitempty"`
-	VaultKeys []string `json:"vaultKeys,omitempty"`
+	// Secrets is how many secrets sandboxes have, such as vaults, and SecretKeys are the IDs
+	// of the keys that sealed them (sealed.KeyID), sorted. The file has no key.
+	Secrets    int      `json:"secrets,omitempty"`
+	SecretKeys []string `json:"secretKeys,omitempty"`
 }
 
 // Examine reads all of a store that nobody has open. It checks that bbolt finds every
@@ -87,7 +87,7 @@ func Examine(path string) (f Facts, err error) {
 			}),
 			each(tx, bucketVolumes, func(k, v []byte) error { return readVolume(string(k), v, &record.Volume{}) }),
 			each(tx, bucketPolicies, func(k, v []byte) error { return readPolicy(string(k), v, &record.Policy{}) }),
-			each(tx, bucketVaults, f.addVault),
+			each(tx, bucketSecrets, f.addSecret),
 			each(tx, bucketBoxes, func(_, v []byte) error {
 				var r record.Record
 				err := json.Unmarshal(v, &r)
@@ -103,16 +103,17 @@ func Examine(path string) (f Facts, err error) {
 	return f, nil
 }
 
-// addVault counts a vault. What is sealed in it need not be whole: a backup takes it as it is.
-func (f *Facts) addVault(k, b []byte) error {
-	var v record.Vault
-	if err := readVault(string(k), b, &v); err != nil {
-		return err
+// addSecret counts a secret. The sealed bytes need not open: a backup takes them as they
+// are. The record around them must be readable, like every other record.
+func (f *Facts) addSecret(k, b []byte) error {
+	var v record.Secret
+	if err := readSecret(string(k), b, &v); err != nil {
+		return fmt.Errorf("%s: %w", unreadableSecret(string(k)), err)
 	}
-	f.Vaults++
+	f.Secrets++
 	id, err := sealed.KeyID(v.Sealed)
-	if at, found := slices.BinarySearch(f.VaultKeys, id); err == nil && !found {
-		f.VaultKeys = slices.Insert(f.VaultKeys, at, id)
+	if at, found := slices.BinarySearch(f.SecretKeys, id); err == nil && !found {
+		f.SecretKeys = slices.Insert(f.SecretKeys, at, id)
 	}
 	return nil
 }

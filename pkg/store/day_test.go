@@ -46,7 +46,7 @@ func contents(t testing.TB, db *DB) string {
 
 // withRecords are the buckets whose values are records.
 var withRecords = [][]byte{
-	bucketBoxes, bucketImages, bucketSnapshots, bucketRequests, bucketKeys, bucketVolumes, bucketPolicies, bucketVaults,
+	bucketBoxes, bucketImages, bucketSnapshots, bucketRequests, bucketKeys, bucketVolumes, bucketPolicies, bucketSecrets,
 }
 
 // fullest is the step of a day after which every bucket has something in it.
@@ -96,17 +96,18 @@ func day(ctx context.Context, db *DB) []step {
 			_, _, err := db.PutPolicy(ctx, "build", false, v)
 			return err
 		}},
-		{"vault", func() error { return db.PutVault(ctx, vaultOf("daaaaaaaaaaa", 1, large), record.Vault{}) }},
+		{"vault", func() error { return db.PutSecret(ctx, vaultOf("daaaaaaaaaaa", large), record.Secret{}) }},
+		{"authority", func() error { return db.PutSecret(ctx, authorityOf("daaaaaaaaaaa", large), record.Secret{}) }},
 		{fullest, func() error {
 			return db.Insert(ctx, &record.Record{ID: "dbbbbbbbbbbb", LastOutput: strings.Repeat("y", 40<<10)})
 		}},
-		{"another vault", func() error { return db.PutVault(ctx, vaultOf("dbbbbbbbbbbb", 1, large), record.Vault{}) }},
+		{"another vault", func() error { return db.PutSecret(ctx, vaultOf("dbbbbbbbbbbb", large), record.Secret{}) }},
 		{"vault edited", func() error {
-			return db.PutVault(ctx, vaultOf("dbbbbbbbbbbb", 2, large), vaultOf("dbbbbbbbbbbb", 1, large))
+			return db.PutSecret(ctx, vaultOf("dbbbbbbbbbbb", large+"!"), vaultOf("dbbbbbbbbbbb", large))
 		}},
-		{"vault deleted", func() error { return db.DeleteVault(ctx, "dbbbbbbbbbbb") }},
+		{"vault deleted", func() error { return db.DeleteSecret(ctx, "dbbbbbbbbbbb", record.Vault) }},
 		{"deleting", func() error { return put("daaaaaaaaaaa", record.Deleting, 0) }},
-		{"delete", func() error { return db.Delete(ctx, "daaaaaaaaaaa") }}, // its volume is condemned, its vault deleted
+		{"delete", func() error { return db.Delete(ctx, "daaaaaaaaaaa") }}, // its volume is condemned, its secrets deleted
 		{"volume forgotten", func() error { return db.ForgetVolume(ctx, "mine", "vol-daaaaaaaaaaa") }},
 		{"volume condemned", func() error {
 			_, err := db.CondemnVolume(ctx, "shared")
@@ -185,8 +186,8 @@ func unreadable(t *testing.T, db *DB) (bad []string) {
 	note(bucketVolumes, volumes, err)
 	_, policies, err := db.Policies(ctx)
 	note(bucketPolicies, policies, err)
-	_, vaults, err := db.Vaults(ctx)
-	note(bucketVaults, vaults, err)
+	_, secrets, err := db.Secrets(ctx)
+	note(bucketSecrets, secrets, err)
 	keys, err := db.Keys(ctx)
 	note(bucketKeys, nil, err)
 	for _, k := range keys {

@@ -43,8 +43,8 @@ var migrations = []migration{
 		_, err := tx.CreateBucketIfNotExists(bucketPolicies)
 		return err
 	},
-	4: func(tx *bbolt.Tx) error { // a new number: a release without these would keep the vaults of sandboxes that it deletes
-		_, err := tx.CreateBucketIfNotExists(bucketVaults)
+	4: func(tx *bbolt.Tx) error { // a new number: a release without these would keep the secrets of sandboxes that it deletes
+		_, err := tx.CreateBucketIfNotExists(bucketSecrets)
 		return err
 	},
 }

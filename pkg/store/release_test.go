@@ -64,6 +64,10 @@ func fullSpec() record.Spec {
 		Network: record.Network{Mode: record.NetworkRules, Rules: []record.Rule{
 			{Allow: true, Prefix: netip.MustParsePrefix("203.0.113.0/24"), Ports: [2]uint16{443, 443}, Proto: "tcp"},
 			{Allow: true, Name: "*.example.com"},
+			{
+				Allow: true, Name: "api.example.com", Ports: [2]uint16{443, 443}, Proto: "tcp",
+				Requests: &record.Requests{Methods: []string{"GET"}, Paths: []string{"/v1/*"}},
+			},
 		}},
 		Publish: []record.Publish{{Host: netip.MustParseAddrPort("127.0.0.1:8080"), Port: 80}}, SecureAccess: true,
 		Restart: record.Restart{Policy: record.RestartOnFailure, Max: 3},
@@ -168,7 +172,8 @@ func fillStore(t *testing.T, db *DB) {
 		}
 		must(db.Insert(ctx, &r))
 	}
-	must(db.PutVault(ctx, vaultOf(releaseID('b'), 1, "sealed"), record.Vault{}))
+	must(db.PutSecret(ctx, vaultOf(releaseID('b'), "sealed"), record.Secret{}))
+	must(db.PutSecret(ctx, authorityOf(releaseID('b'), "sealed"), record.Secret{}))
 	must(db.Delete(ctx, releaseID('a'))) // a slot that was given back
 	r := record.Record{
 		ID: releaseID('a'), State: record.Creating, BootID: "a-boot-long-ago", Created: past, Changed: past,
@@ -229,7 +234,9 @@ func TestRelease(t *testing.T) {
 		t.Errorf("read\n%+v\nput\n%+v", got, put)
 	}
 	seen := fields{}
-	for _, v := range []any{want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes, want.Policies, want.Vaults} {
+	for _, v := range []any{
+		want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes, want.Policies, want.Secrets,
+	} {
 		seen.add(reflect.ValueOf(v))
 	}
 	for _, name := range seen.empty() {

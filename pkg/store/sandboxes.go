@@ -125,9 +125,9 @@ func (db *DB) Put(ctx context.Context, r record.Record) error {
 	return nil
 }
 
-// Delete removes the record id, which may be unreadable, with the vault of that sandbox,
-// and puts its slot at the end of the queue. It is no error if there is none. It condemns the volumes that go with
-// the sandbox, except those that other sandboxes have mounted.
+// Delete removes the record id, which may be unreadable, with the secrets of that sandbox,
+// and puts its slot at the end of the queue. It is no error if there is none. It condemns
+// the volumes that go with the sandbox, except those that other sandboxes have mounted.
 func (db *DB) Delete(ctx context.Context, id string) error {
 	var left []record.Volume
 	err := db.commit(ctx, func(tx *bbolt.Tx) (err error) {
@@ -141,7 +141,7 @@ func (db *DB) Delete(ctx context.Context, id string) error {
 			delete(db.names, r.Spec.Name)
 		}
 		db.forget(id)
-		db.forgetVault(id)
+		db.forgetSecrets(id)
 		delete(db.bad, id)
 	})
 	if err != nil {
@@ -199,7 +199,7 @@ func dropName(names *bbolt.Bucket, name []byte, id string) error {
 
 // erase removes a record and what goes with it.
 func erase(tx *bbolt.Tx, id string) error {
-	if err := eraseVault(tx, id); err != nil {
+	if err := eraseSecrets(tx, id); err != nil {
 		return err
 	}
 	boxes := tx.Bucket(bucketBoxes)

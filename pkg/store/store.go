@@ -1,7 +1,7 @@
 // Package store keeps what sandboxd must not forget in one bbolt file: the
 // records of sandboxes, their names, the queue of address slots, images, the
 // records of snapshots, what requests have made, API keys, named volumes, policies and
-// the vaults of sandboxes.
+// the secrets of sandboxes.
 //
 //	meta       schema, pool, restored
 //	sandboxes  id        -> record, JSON
@@ -14,7 +14,7 @@
 //	keys       name      -> API key, JSON: a digest, never the key
 //	volumes    name      -> volume, JSON
 //	policies   name      -> named network policy with its versions, JSON
-//	vaults     id        -> vault of that sandbox, JSON: the vault is encrypted
+//	secrets    id/kind   -> secret of that sandbox, JSON: its value is encrypted
 //
 // What surprises: reads never touch the file. All records are held in memory and change
 // after their commit, so a list of 200 costs microseconds. The result of Get is shared:
@@ -75,7 +75,7 @@ var (
 	bucketKeys      = []byte("keys")
 	bucketVolumes   = []byte("volumes")
 	bucketPolicies  = []byte("policies") // since schema 4
-	bucketVaults    = []byte("vaults")   // since schema 5
+	bucketSecrets   = []byte("secrets")  // since schema 5
 
 	keySchema   = []byte("schema")
 	keyPool     = []byte("pool")
@@ -108,7 +108,7 @@ type DB struct {
 	badVolumes map[string]error
 
 	policyShelf
-	vaultShelf
+	secretShelf
 }
 
 // Open opens or makes the store at path. Its directory must exist. It fails when
@@ -156,7 +156,7 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 		badVolumes: map[string]error{},
 	}
 	db.policyShelf = policyShelf{w: &db.committer, policies: map[string]record.Policy{}, badPolicies: map[string]error{}}
-	db.vaultShelf = vaultShelf{w: &db.committer, vaults: map[string]record.Vault{}, badVaults: map[string]error{}}
+	db.secretShelf = secretShelf{w: &db.committer, secrets: map[string]record.Secret{}, badSecrets: map[string]error{}}
 	// bbolt panics on damaged pages, and a page beyond the end of a file that was cut
 	// short faults.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -292,7 +292,7 @@ func fill(path string, size int64) error {
 // slot, and Unreadable names it.
 func (db *DB) load() error {
 	return db.bolt.View(func(tx *bbolt.Tx) error {
-		err := errors.Join(db.loadSnapshots(tx), db.loadVolumes(tx), db.loadPolicies(tx, db.log), db.loadVaults(tx, db.log),
+		err := errors.Join(db.loadSnapshots(tx), db.loadVolumes(tx), db.loadPolicies(tx, db.log), db.loadSecrets(tx, db.log),
 			db.lookAtImages(tx))
 		if err != nil {
 			return err

@@ -37,7 +37,7 @@ type kept struct {
 	Keys      []record.Key           `json:"keys,omitempty"`
 	Volumes   []record.Volume        `json:"volumes,omitempty"`
 	Policies  []record.Policy        `json:"policies,omitempty"`
-	Vaults    []record.Vault         `json:"vaults,omitempty"`
+	Secrets   []record.Secret        `json:"secrets,omitempty"`
 }
 
 // TestUpgrade opens what each release wrote and finds all that was in it.
@@ -191,7 +191,7 @@ func contentsOf(t *testing.T, db *DB) (k kept) {
 	slices.SortFunc(k.Volumes, func(a, b record.Volume) int { return strings.Compare(a.Name, b.Name) })
 	k.Policies, _, err = db.Policies(ctx)
 	must(err)
-	k.Vaults, _, err = db.Vaults(ctx)
+	k.Secrets, _, err = db.Secrets(ctx)
 	must(err)
 	for _, key := range requests(t, db) {
 		made, _, err := db.Made(ctx, key)

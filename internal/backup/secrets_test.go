@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -45,7 +46,8 @@ func newHost(t *testing.T, state []byte) *host {
 	return h
 }
 
-// start opens both files, which a host that has started before closes first.
+// start opens both files, which a host that has started before closes first. The key is nil
+// if the store has secrets and there is no key file.
 func (h *host) start(t *testing.T) {
 	t.Helper()
 	if h.db != nil {
@@ -56,7 +58,12 @@ func (h *host) start(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { h.db.Close() })
-	if h.key, err = sealed.Open("", h.file("sandboxd.key")); err != nil {
+	all, bad, err := h.db.Secrets(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := len(all)+len(bad) == 0
+	if h.key, err = sealed.Open("", h.file("sandboxd.key"), none); err != nil && (none || !errors.Is(err, fs.ErrNotExist)) {
 		t.Fatal(err)
 	}
 }
@@ -68,9 +75,15 @@ func (h *host) put(t *testing.T, id, secret string) {
 	if err := h.db.Insert(t.Context(), &r); err != nil {
 		t.Fatal(err)
 	}
-	v := record.Vault{Sandbox: id, Revision: 1}
-	v.Sealed = h.key.Seal(v.Purpose(), []byte(secret))
-	if err := h.db.PutVault(t.Context(), v, record.Vault{}); err != nil {
+	h.putSecret(t, id, record.Vault, secret)
+}
+
+// putSecret gives a sandbox its first secret of a kind.
+func (h *host) putSecret(t *testing.T, id string, kind record.SecretKind, text string) {
+	t.Helper()
+	s := record.Secret{Sandbox: id, Kind: kind}
+	s.Sealed = h.key.Seal(s.Name(), []byte(text))
+	if err := h.db.PutSecret(t.Context(), s, record.Secret{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -78,26 +91,26 @@ func (h *host) put(t *testing.T, id, secret string) {
 // secret is what is in the vault of a sandbox.
 func (h *host) secret(t *testing.T, id string) (string, error) {
 	t.Helper()
-	v, ok, err := h.db.Vault(t.Context(), id)
+	v, ok, err := h.db.Secret(t.Context(), id, record.Vault)
 	if err != nil || !ok {
 		t.Fatalf("the vault of %s: %v, %v", id, ok, err)
 	}
-	b, err := h.key.Unseal(v.Purpose(), v.Sealed)
+	b, err := h.key.Unseal(v.Name(), v.Sealed)
 	return string(b), err
 }
 
-func (h *host) check(t *testing.T) Vaults {
+func (h *host) check(t *testing.T) Secrets {
 	t.Helper()
-	v, err := CheckVaults(t.Context(), h.db, h.key)
+	v, err := CheckSecrets(t.Context(), h.db, h.key)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return v
 }
 
-func (h *host) vaults(t *testing.T) []record.Vault {
+func (h *host) secrets(t *testing.T) []record.Secret {
 	t.Helper()
-	all, bad, err := h.db.Vaults(t.Context())
+	all, bad, err := h.db.Secrets(t.Context())
 	if err != nil || len(bad) > 0 {
 		t.Fatalf("unreadable %v, %v", bad, err)
 	}
@@ -130,13 +143,14 @@ func (h *host) backedUp(t *testing.T) (file, state []byte, facts store.Facts) {
 	return file, out.Bytes(), m.State
 }
 
-// TestVaultsElsewhere restores a backup on another host: the vaults are there and closed,
+// TestSecretsElsewhere restores a backup on another host: the secrets are there and closed,
 // and open when its operator has brought the key. Nothing else is in their way.
-func TestVaultsElsewhere(t *testing.T) {
+func TestSecretsElsewhere(t *testing.T) {
 	const a, b, c = "daaaaaaaaaaa", "dbbbbbbbbbbb", "dccccccccccc"
 	from := newHost(t, nil)
 	from.put(t, a, "sk-live-of-a")
 	from.put(t, b, "sk-live-of-b")
+	from.putSecret(t, b, record.Authority, "sk-live-of-the-authority")
 	file, state, facts := from.backedUp(t)
 	text, err := os.ReadFile(from.file("sandboxd.key"))
 	if err != nil {
@@ -152,15 +166,26 @@ func TestVaultsElsewhere(t *testing.T) {
 	}
 
 	to := newHost(t, state)
-	if !reflect.DeepEqual(to.vaults(t), from.vaults(t)) {
-		t.Errorf("restored %+v; want %+v", to.vaults(t), from.vaults(t))
+	if !reflect.DeepEqual(to.secrets(t), from.secrets(t)) {
+		t.Errorf("restored %+v; want %+v", to.secrets(t), from.secrets(t))
 	}
-	want := Vaults{Foreign: map[string][]string{from.key.ID(): {a, b}}}
+	if to.key != nil {
+		t.Fatalf("a host with secrets and without a key file made key %s", to.key.ID())
+	}
+	// What the error of Open says: an operator makes a new key, so that life goes on.
+	if err := os.WriteFile(to.file("sandboxd.key"), []byte(strings.Repeat("0f", 32)+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	to.start(t)
+	want := Secrets{Foreign: map[string][]string{from.key.ID(): {a + "/vault", b + "/authority", b + "/vault"}}}
 	if got := to.check(t); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v; want %+v", got, want)
 	}
 	lines := to.check(t).Problems(to.key)
-	says := []string{"2 sandboxes (" + a + ", " + b + ")", "are kept", "key " + from.key.ID(), "at the end of " + to.key.From()}
+	says := []string{
+		"3 secrets of sandboxes (" + a + "/vault, " + b + "/authority, " + b + "/vault)", "stay as they are", "key " + from.key.ID(),
+		"at the end of " + to.key.From(),
+	}
 	if len(lines) != 1 {
 		t.Fatalf("%d lines: %q", len(lines), lines)
 	}
@@ -170,7 +195,7 @@ func TestVaultsElsewhere(t *testing.T) {
 			t.Errorf("%s\nwant %q in it", lines[0], s)
 		}
 	}
-	for _, s := range []string{"2 encrypted vaults", "key " + from.key.ID(), to.key.From()} {
+	for _, s := range []string{"3 encrypted secrets", "key " + from.key.ID(), to.key.From()} {
 		if !strings.Contains(note, s) {
 			t.Errorf("%s\nwant %q in it", note, s)
 		}
@@ -186,8 +211,8 @@ func TestVaultsElsewhere(t *testing.T) {
 	}
 	// Life goes on: others get vaults, and a sandbox whose vault is closed can go.
 	to.put(t, c, "sk-live-of-c")
-	if n, err := Reseal(t.Context(), to.db, to.key); n != 0 || err != nil {
-		t.Errorf("sealed anew: %d, %v", n, err)
+	if n, left, err := Reseal(t.Context(), to.db, to.key); n != 0 || left != 3 || err != nil {
+		t.Errorf("sealed anew: %d of %d, %v", n, left, err)
 	}
 	if err := to.db.Delete(t.Context(), b); err != nil {
 		t.Fatal(err)
@@ -204,7 +229,8 @@ func TestVaultsElsewhere(t *testing.T) {
 	}
 	f.Close()
 	to.start(t)
-	if got, want := to.check(t), (Vaults{Open: []string{a, c}, Foreign: map[string][]string{}}); !reflect.DeepEqual(got, want) {
+	want = Secrets{Open: []string{a + "/vault", c + "/vault"}, Foreign: map[string][]string{}}
+	if got := to.check(t); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v; want %+v", got, want)
 	}
 	if lines := to.check(t).Problems(to.key); len(lines) > 0 {
@@ -224,17 +250,18 @@ func TestRotated(t *testing.T) {
 	for i := range 20 {
 		h.put(t, fmt.Sprintf("d%011d", i), fmt.Sprint("secret of ", i))
 	}
+	h.putSecret(t, "d00000000007", record.Authority, "an authority")
 	if err := sealed.Rotate(h.file("sandboxd.key")); err != nil {
 		t.Fatal(err)
 	}
 	h.start(t)
 	h.put(t, "dnew", "new")
-	before := h.vaults(t)
-	if n, err := Reseal(t.Context(), h.db, h.key); n != 20 || err != nil {
-		t.Fatalf("sealed anew: %d, %v", n, err)
+	before := h.secrets(t)
+	if n, left, err := Reseal(t.Context(), h.db, h.key); n != 21 || left != 0 || err != nil {
+		t.Fatalf("sealed anew: %d of %d, %v", n, left, err)
 	}
-	if n, err := Reseal(t.Context(), h.db, h.key); n != 0 || err != nil {
-		t.Fatalf("once more: %d, %v", n, err)
+	if n, left, err := Reseal(t.Context(), h.db, h.key); n != 0 || left != 0 || err != nil {
+		t.Fatalf("once more: %d of %d, %v", n, left, err)
 	}
 	text, err := os.ReadFile(h.file("sandboxd.key"))
 	if err != nil {
@@ -245,10 +272,13 @@ func TestRotated(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.start(t)
-	for i, v := range h.vaults(t) {
-		if v.Revision != 1 || v.Sandbox != before[i].Sandbox {
+	for i, v := range h.secrets(t) {
+		if v.Name() != before[i].Name() {
 			t.Errorf("%+v", v)
 		}
+	}
+	if got := h.check(t); len(got.Open) != len(before) || len(got.Foreign) > 0 || len(got.Damaged) > 0 {
+		t.Errorf("%+v", got)
 	}
 	for i := range 20 {
 		if got, err := h.secret(t, fmt.Sprintf("d%011d", i)); err != nil || got != fmt.Sprint("secret of ", i) {
@@ -257,23 +287,23 @@ func TestRotated(t *testing.T) {
 	}
 	canceled, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := CheckVaults(canceled, h.db, h.key); !errors.Is(err, context.Canceled) {
+	if _, err := CheckSecrets(canceled, h.db, h.key); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
 	}
 }
 
-// TestVaultsBroken: each cause is told by itself, and nothing is changed.
-func TestVaultsBroken(t *testing.T) {
+// TestSecretsBroken: each cause is told by itself, and nothing is changed.
+func TestSecretsBroken(t *testing.T) {
 	h := newHost(t, nil)
 	edit := func(id string, f func(b []byte) []byte) {
 		h.put(t, id, "a secret")
-		was, _, err := h.db.Vault(t.Context(), id)
+		was, _, err := h.db.Secret(t.Context(), id, record.Vault)
 		if err != nil {
 			t.Fatal(err)
 		}
 		v := was
 		v.Sealed = f(bytes.Clone(was.Sealed))
-		if err := h.db.PutVault(t.Context(), v, was); err != nil {
+		if err := h.db.PutSecret(t.Context(), v, was); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -284,29 +314,36 @@ func TestVaultsBroken(t *testing.T) {
 	edit("dchanged", func(b []byte) []byte { b[len(b)-1]++; return b })
 	edit("dforeign", func(b []byte) []byte { b[3]++; return b })
 	edit("dnewer", func(b []byte) []byte { b[0]++; return b })
-	other, _, _ := h.db.Vault(t.Context(), "dgood")
-	edit("dswapped", func([]byte) []byte { return other.Sealed }) // the vault of another sandbox
+	other, _, _ := h.db.Secret(t.Context(), "dgood", record.Vault)
+	edit("dswapped", func([]byte) []byte { return other.Sealed })                              // the vault of another sandbox
+	authority := record.Secret{Sandbox: "dgood", Kind: record.Authority, Sealed: other.Sealed} // the vault of the same sandbox
+	if err := h.db.PutSecret(t.Context(), authority, record.Secret{}); err != nil {
+		t.Fatal(err)
+	}
 	var far []string
 	for i := range 12 {
 		id := fmt.Sprintf("dfar%02d", i)
 		edit(id, func(b []byte) []byte { b[8]++; return b })
-		far = append(far, id)
+		far = append(far, id+"/vault")
 	}
-	before := h.vaults(t)
+	before := h.secrets(t)
 	v := h.check(t)
 	var foreign [][]string
 	for _, ids := range v.Foreign {
 		foreign = append(foreign, ids)
 	}
 	slices.SortFunc(foreign, func(a, b []string) int { return len(a) - len(b) })
-	if !reflect.DeepEqual(foreign, [][]string{{"dforeign"}, far}) || !slices.Equal(v.Open, []string{"dgood"}) ||
-		!slices.Equal(v.Newer, []string{"dnewer"}) || !slices.Equal(v.Damaged, []string{"dchanged", "dcut", "dempty", "dswapped"}) {
+	if !reflect.DeepEqual(foreign, [][]string{{"dforeign/vault"}, far}) || !slices.Equal(v.Open, []string{"dgood/vault"}) ||
+		!slices.Equal(v.Newer, []string{"dnewer/vault"}) ||
+		!slices.Equal(v.Damaged, []string{"dchanged/vault", "dcut/vault", "dempty/vault", "dgood/authority", "dswapped/vault"}) {
 		t.Errorf("%+v", v)
 	}
 	text := strings.Join(v.Problems(h.key), "\n")
 	for _, want := range []string{
-		"1 sandbox (dforeign)", "12 sandboxes (dfar00, ", "dfar09 and 2 more)", "1 sandbox (dnewer) are kept and cannot be opened: a newer",
-		"4 sandboxes (dchanged, dcut, dempty, dswapped)", "at the end of " + h.key.From(),
+		"1 secret of sandboxes (dforeign/vault)", "12 secrets of sandboxes (dfar00/vault, ", "dfar09/vault and 2 more)",
+		"1 secret of sandboxes (dnewer/vault) cannot be opened, and stay as they are: a newer",
+		"5 secrets of sandboxes (dchanged/vault, dcut/vault, dempty/vault, dgood/authority, dswapped/vault)",
+		"at the end of " + h.key.From(),
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
@@ -315,15 +352,16 @@ func TestVaultsBroken(t *testing.T) {
 	if n := strings.Count(text, "\n"); n != 3 {
 		t.Errorf("%d lines\n%s", n+1, text)
 	}
-	if n, err := Reseal(t.Context(), h.db, h.key); n != 0 || err != nil {
-		t.Errorf("sealed anew: %d, %v", n, err)
+	if n, left, err := Reseal(t.Context(), h.db, h.key); n != 0 || left != 19 || err != nil { // the newer one is among them
+		t.Errorf("sealed anew: %d of %d, %v", n, left, err)
 	}
 	// A host without a key: what can be opened is told like what cannot, by the key it needs.
-	none, err := CheckVaults(t.Context(), h.db, nil)
-	if err != nil || len(none.Open) > 0 || !slices.Equal(none.Foreign[h.key.ID()], []string{"dchanged", "dgood", "dswapped"}) {
+	none, err := CheckSecrets(t.Context(), h.db, nil)
+	here := []string{"dchanged/vault", "dgood/authority", "dgood/vault", "dswapped/vault"}
+	if err != nil || len(none.Open) > 0 || !slices.Equal(none.Foreign[h.key.ID()], here) {
 		t.Errorf("%+v, %v", none, err)
 	}
-	if !reflect.DeepEqual(before, h.vaults(t)) {
+	if !reflect.DeepEqual(before, h.secrets(t)) {
 		t.Error("something was changed")
 	}
 	h.backedUp(t) // whatever is in them is no reason to have no backup
