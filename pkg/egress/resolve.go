@@ -261,13 +261,13 @@ func (e *Engine) Resolve(ctx context.Context, s *sandbox, name string) ([]netip.
 		return nil, fmt.Errorf("resolve %s: %w", name, err)
 	}
 	switch rcode := b[3] & 0xf; rcode { // RFC 1035, section 4.1.1
+	case 0, rcodeNoName:
+		return q.kept, nil // written before the answer was sent
 	case rcodeRefused:
 		return nil, errRefused
 	default:
 		return nil, fmt.Errorf("resolve %s: DNS answered %s", name, names.RcodeName(rcode))
-	case 0, rcodeNoName:
 	}
-	return q.kept, nil // written before the answer was sent
 }
 
 // note logs a query. The lines of one sandbox are bounded.
