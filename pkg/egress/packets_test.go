@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -265,4 +266,62 @@ func (w *world) ftp(at, elsewhere string) {
 			}()
 		}
 	}()
+}
+
+// passedRules are the rules of the instance that packets match, with how many did.
+func (w *world) passedRules() map[string]int {
+	out := map[string]int{}
+	for _, table := range tables {
+		for line := range strings.Lines(w.run("iptables-save", "-c", "-t", table)) {
+			if counts, rule, ok := strings.Cut(strings.TrimSpace(line), " "); ok && strings.HasPrefix(counts, "[") {
+				n, err := strconv.Atoi(strings.TrimPrefix(strings.Split(counts, ":")[0], "["))
+				if err != nil {
+					w.t.Fatal(line, err)
+				}
+				out[table+" "+rule] += n
+			}
+		}
+	}
+	return out
+}
+
+// TestSamePath: a packet of an open flow matches the same rules, however many policies and
+// rules there are.
+func TestSamePath(t *testing.T) {
+	const trips = 200
+	w := newWorld(t)
+	e := w.open()
+	c, err := w.dial(w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443")), "tcp", "203.0.113.1:443", patient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	path := func() (all []string) {
+		before := w.passedRules()
+		for range trips {
+			if err := echo(c, patient); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for rule, n := range w.passedRules() {
+			if n-before[rule] >= trips { // others count what is not of this flow
+				all = append(all, rule)
+			}
+		}
+		slices.Sort(all)
+		return all
+	}
+	alone := path()
+	for i := range 200 {
+		specs := []string{"one.test", "!two.test:443"}
+		for j := range 10 {
+			specs = append(specs, fmt.Sprintf("11.0.%d.%d:443", i, j))
+		}
+		if err := e.Register(t.Context(), id(i+1), addr(i+1), rules(t, "rules", specs...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if many := path(); !slices.Equal(alone, many) || len(alone) == 0 {
+		t.Errorf("alone a packet matches\n%s\nbeside 200 policies\n%s", strings.Join(alone, "\n"), strings.Join(many, "\n"))
+	}
 }
