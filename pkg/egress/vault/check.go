@@ -168,7 +168,8 @@ func (a *Auth) normalize(at string) error {
 		}
 		for j, o := range a.Substitutions[:i] {
 			if strings.Contains(s.Placeholder, o.Placeholder) || strings.Contains(o.Placeholder, s.Placeholder) {
-				return invalid(at, "its placeholder and that of substitutions[%d] are one in the other: which is meant could not be said", j)
+				return invalid(at, "its placeholder and that of substitutions[%d] are one in the other: which is meant could not be "+
+					"said", j)
 			}
 		}
 	}
@@ -240,8 +241,8 @@ func (v *Vault) check() error {
 func (v *Vault) checkBinding(b *Binding) error {
 	for i, h := range b.Auth.Headers {
 		if v.credentials[h.Credential] == nil { // it may be a value that stands in the wrong field
-			return invalid("", "binding %q uses a credential for its header %d that the vault does not have; add it, or change the binding "+
-				"first", b.Name, i+1)
+			return invalid("", "binding %q uses a credential for its header %d that the vault does not have; add it, or change the "+
+				"binding first", b.Name, i+1)
 		}
 	}
 	for i, s := range b.Auth.Substitutions {

@@ -221,7 +221,8 @@ func TestWhere(t *testing.T) {
 		_, err := w.Apply(r, c.scheme, c.host, c.port)
 		d, _ := errors.AsType[*Denied](err)
 		got := r.Header.Get("Authorization")
-		if c.want != "" && (err != nil || got != c.want) || c.want == "" && (d == nil || d.Status != 421 || d.Code != "SANDBOX::MISDIRECTED" || got != "mine") {
+		if c.want != "" && (err != nil || got != c.want) || c.want == "" && (d == nil ||
+			d.Status != 421 || d.Code != "SANDBOX::MISDIRECTED" || got != "mine") {
 			t.Errorf("%+v: %q, %v", c, got, err)
 		}
 	}
@@ -319,15 +320,16 @@ func TestReadings(t *testing.T) {
 // TestExactHost: a binding of the very host goes before one with a wildcard, and only where it matches.
 func TestExactHost(t *testing.T) {
 	v, err := vault.Create([]byte(`{"credentials":[{"name":"c","source":{"value":"sEcr3T-exact"}},{"name":"w","source":{"value":"sEcr3T-wild"}}],
-		"bindings":[{"name":"a","match":{"hosts":["*.example.com"]},"auth":{"type":"bearer","credential":"w"}},
+		"bindings":[{"name":"m","match":{"hosts":["*.example.com"]},"auth":{"type":"bearer","credential":"w"}},
 		{"name":"b","match":{"hosts":["api.example.com"],"paths":["/v1/*"]},"auth":{"type":"bearer","credential":"c"}},
 		{"name":"z","match":{"hosts":["*.example.org","x.example.com"]},"auth":{"type":"bearer","credential":"c"}}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for target, want := range map[string]string{
-		"api.example.com/v1/x": "Bearer sEcr3T-exact", "api.example.com/v2": "Bearer sEcr3T-wild", "www.example.com/v1/x": "Bearer sEcr3T-wild",
-		"x.example.com/": "Bearer sEcr3T-exact", "y.example.org/": "Bearer sEcr3T-exact",
+		"api.example.com/v1/x": "Bearer sEcr3T-exact", "api.example.com/v2": "Bearer sEcr3T-wild",
+		"www.example.com/v1/x": "Bearer sEcr3T-wild",
+		"x.example.com/":       "Bearer sEcr3T-exact", "y.example.org/": "Bearer sEcr3T-exact",
 	} {
 		host, path, _ := strings.Cut(target, "/")
 		r := parse(t, "GET /"+path+" HTTP/1.1\nHost: "+host+"\n\n")
@@ -443,7 +445,8 @@ func TestDrawn(t *testing.T) {
 func TestTrailers(t *testing.T) {
 	w := newWorld(t, Options{})
 	r := parse(t, "POST /v1/ HTTP/1.1\nHost: api.example.com\nTransfer-Encoding: chunked\n"+
-		"Trailer: Authorization, X-Ok, aUthorization, X-Original-Url\n\n1\na\n0\n"+"authorization: mine\nX-Original-Url: mine\nX-Ok: {{TOKEN}}\n\n")
+		"Trailer: Authorization, X-Ok, aUthorization, X-Original-Url\n\n1\na\n0\n"+
+		"authorization: mine\nX-Original-Url: mine\nX-Ok: {{TOKEN}}\n\n")
 	if _, err := w.at(r); err != nil {
 		t.Fatal(err)
 	}
@@ -489,7 +492,8 @@ func TestSources(t *testing.T) {
 		now = bad
 		got, err := ask()
 		d, ok := errors.AsType[*Denied](err)
-		if !ok || d.Status != 502 || d.Code != "SANDBOX::UNAVAILABLE" || d.Kind != Unavailable || got != "" || strings.Contains(err.Error()+fmt.Sprint(d.Err), "sEcr3T") {
+		if !ok || d.Status != 502 || d.Code != "SANDBOX::UNAVAILABLE" || d.Kind != Unavailable || got != "" ||
+			strings.Contains(err.Error()+fmt.Sprint(d.Err), "sEcr3T") {
 			t.Errorf("%q: %q, %v", bad, got, err)
 		}
 	}
@@ -497,7 +501,8 @@ func TestSources(t *testing.T) {
 	if got, err := ask(); got != "" || !errors.Is(err, fail) || strings.Contains(err.Error(), "no such file") {
 		t.Error(got, err)
 	}
-	if _, err := New(v, Options{}, nil).Apply(parse(t, "GET / HTTP/1.1\nHost: a.example.com\n\n"), "https", "a.example.com", 443); err == nil {
+	r := parse(t, "GET / HTTP/1.1\nHost: a.example.com\n\n")
+	if _, err := New(v, Options{}, nil).Apply(r, "https", "a.example.com", 443); err == nil {
 		t.Error("no Source, and no error")
 	}
 }

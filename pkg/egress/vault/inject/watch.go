@@ -36,7 +36,8 @@ type watch struct {
 }
 
 func newWatch(src io.ReadCloser, needles []needle, hide bool, found func(*needle), end func()) *watch {
-	w := &watch{src: src, needles: needles, hide: hide, found: found, end: end, lines: true, next: make([]int, len(needles)), room: chunk / 8}
+	w := &watch{src: src, needles: needles, hide: hide, found: found, end: end, lines: true, room: chunk / 8}
+	w.next = make([]int, len(needles))
 	for _, n := range needles {
 		w.longest = max(w.longest, len(n.text))
 		w.lines = w.lines && !bytes.Contains(n.text, []byte("\n"))
