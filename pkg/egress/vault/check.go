@@ -2,6 +2,7 @@ package vault
 
 import (
 	"encoding/base64"
+	"fmt"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -20,12 +21,10 @@ const maxArgs = 64
 // maxArg is how long a path or an argument may be, in bytes (PATH_MAX of Linux).
 const maxArg = 4096
 
-// minPlaceholder and maxPlaceholder are the lengths of the placeholder of a substitution, in
-// bytes: a shorter one would stand in requests by chance.
-const (
-	minPlaceholder = 8
-	maxPlaceholder = 256
-)
+// maxPlaceholder is how long the placeholder of a substitution may be, in bytes. A short one is
+// allowed, as in OpenSandbox: what else stands in requests by chance is the client's to know, and
+// the value goes to no other host for it.
+const maxPlaceholder = 256
 
 // checkName checks the name of a credential or a binding. SDKs write it into the path of a
 // request, where proxies and clients take a slash, "." and ".." for more than a name.
@@ -130,28 +129,31 @@ var reserved = []string{
 // Reserved reports whether a header is not for bindings.
 func Reserved(name string) bool {
 	name = FoldHeader(name)
-	return slices.Contains(reserved, name) || strings.HasPrefix(name, "proxy-") || strings.HasPrefix(name, "sec-") ||
-		strings.HasPrefix(name, ":")
+	return slices.Contains(reserved, name) || strings.HasPrefix(name, "proxy-") || strings.HasPrefix(name, "sec-")
 }
 
 // FoldHeader is one name for all spellings of a header that a server may take for one: case does
 // not matter, and CGI and its like (RFC 3875, section 4.1.18) make "_" of "-".
 func FoldHeader(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
 
-// normalize checks an auth by itself and brings its headers into their canonical form.
+// normalize checks an auth by itself and brings its headers into their canonical form. Its errors
+// quote nothing but names that were checked: a client may have mixed up the fields.
 func (a *Auth) normalize(at string) error {
 	seen := map[string]bool{}
 	for i := range a.Headers {
-		h := &a.Headers[i]
+		h, at := &a.Headers[i], at
+		if a.Type == CustomHeaders {
+			at = fmt.Sprintf("%s.headers[%d]", at, i)
+		}
 		switch {
 		case strings.HasPrefix(h.Name, ":") || Reserved(h.Name):
-			return invalid(at, "the header %q is reserved: it belongs to the connection or the form of the message", short(h.Name))
+			return invalid(at, "the name of its header is reserved: it belongs to the connection or the form of the message")
 		case !isToken(h.Name) || len(h.Name) > MaxName:
-			return invalid(at, "%q is not the name of a header", short(h.Name))
+			return invalid(at, "its name is not the name of a header")
 		case h.Credential == "":
-			return invalid(at, "the header %q has no credential", h.Name)
+			return invalid(at, "the header has no credential")
 		case seen[FoldHeader(h.Name)]:
-			return invalid(at, "the header %q stands there twice (- and _ are the same for some servers)", h.Name)
+			return invalid(at, "the header stands there twice (- and _ are the same for some servers)")
 		}
 		seen[FoldHeader(h.Name)] = true
 		h.Name = http.CanonicalHeaderKey(h.Name)
@@ -159,17 +161,15 @@ func (a *Auth) normalize(at string) error {
 	if a.Type == CustomHeaders && len(a.Headers) == 0 {
 		return invalid(at, "type customHeaders wants at least one header")
 	}
-	if a.Type == Passthrough && len(a.Substitutions) == 0 {
-		return nil // it says: this host is decrypted, and gets nothing
-	}
 	for i, s := range a.Substitutions {
+		at := fmt.Sprintf("%s.substitutions[%d]", at, i)
 		if err := s.check(at); err != nil {
 			return err
 		}
-		for _, o := range a.Substitutions[:i] {
+		for j, o := range a.Substitutions[:i] {
 			if strings.Contains(s.Placeholder, o.Placeholder) || strings.Contains(o.Placeholder, s.Placeholder) {
-				return invalid(at, "the placeholders %q and %q are one in the other: which is meant could not be said", o.Placeholder,
-					s.Placeholder)
+				return invalid(at, "its placeholder and that of substitutions[%d] are one in the other: which is meant could not be "+
+					"said", j)
 			}
 		}
 	}
@@ -181,18 +181,18 @@ func (s *Substitution) check(at string) error {
 	switch p := s.Placeholder; {
 	case s.Credential == "":
 		return invalid(at, "a substitution has no credential")
-	case len(p) < minPlaceholder || len(p) > maxPlaceholder:
-		return invalid(at, "a placeholder has from %d to %d bytes, not %d", minPlaceholder, maxPlaceholder, len(p))
+	case p == "" || len(p) > maxPlaceholder:
+		return invalid(at, "a placeholder has from 1 to %d bytes, not %d", maxPlaceholder, len(p))
 	case strings.ContainsFunc(p, func(c rune) bool { return unicode.IsSpace(c) || !unicode.IsPrint(c) }):
 		return invalid(at, "a placeholder has no blanks and only characters that can be seen")
 	case strings.Contains(p, PlaceholderPrefix):
 		return invalid(at, "a placeholder does not contain %s: sandboxd draws those itself", PlaceholderPrefix)
 	case len(s.In) == 0:
-		return invalid(at, "the substitution of %q names no place; want in: [path, query, header, body], or some of them", p)
+		return invalid(at, "it names no place; want in: [path, query, header, body], or some of them")
 	}
 	for _, place := range s.In {
 		if !slices.Contains([]Place{InPath, InQuery, InHeader, InBody}, place) {
-			return invalid(at, "%q is no place of a substitution; want path, query, header or body", short(string(place)))
+			return invalid(at+".in", "want path, query, header or body, or some of them")
 		}
 	}
 	return nil
@@ -239,10 +239,16 @@ func (v *Vault) check() error {
 
 // checkBinding checks a binding against the credentials.
 func (v *Vault) checkBinding(b *Binding) error {
-	for _, name := range b.Uses() {
-		if v.credentials[name] == nil {
-			return invalid("", "binding %q uses credential %q, which the vault does not have; add it, or change the binding first", b.Name,
-				short(name))
+	for i, h := range b.Auth.Headers {
+		if v.credentials[h.Credential] == nil { // it may be a value that stands in the wrong field
+			return invalid("", "binding %q uses a credential for its header %d that the vault does not have; add it, or change the "+
+				"binding first", b.Name, i+1)
+		}
+	}
+	for i, s := range b.Auth.Substitutions {
+		if v.credentials[s.Credential] == nil {
+			return invalid("", "binding %q uses a credential in its substitutions[%d] that the vault does not have; add it, or change the "+
+				"binding first", b.Name, i)
 		}
 	}
 	header := func(t AuthType, name string) error {
@@ -266,8 +272,8 @@ func (v *Vault) checkBinding(b *Binding) error {
 		}
 		for _, name := range b.Uses() {
 			if strings.Contains(v.credentials[name].Source.Value.Reveal(), s.Placeholder) {
-				return invalid("", "binding %q: the value of credential %q contains the placeholder %q; choose another placeholder",
-					b.Name, name, s.Placeholder)
+				return invalid("", "binding %q: the value of credential %q contains a placeholder of the binding; choose another "+
+					"placeholder", b.Name, name)
 			}
 		}
 	}

@@ -16,17 +16,18 @@ func hostMatches(pattern, name string) bool {
 	return pattern == name
 }
 
-// hostsOverlap reports whether some name is matched by both patterns.
+// hostsOverlap reports whether some name is matched by both patterns, and neither goes before the
+// other: the very name goes before a wildcard.
 func hostsOverlap(a, b string) bool {
 	belowA, wildA := strings.CutPrefix(a, "*")
 	belowB, wildB := strings.CutPrefix(b, "*")
 	if wildA && wildB {
 		return strings.HasSuffix(belowA, belowB) || strings.HasSuffix(belowB, belowA)
 	}
-	return hostMatches(a, b) || hostMatches(b, a)
+	return a == b
 }
 
-// overlaps reports whether some request is matched by both bindings.
+// overlaps reports whether some request is matched by both bindings, and neither goes before the other.
 func (b *Binding) overlaps(o *Binding) bool {
 	return meet(b.Match.Schemes, o.Match.Schemes, equal) && meet(b.Match.Methods, o.Match.Methods, equal) &&
 		meet(b.Match.Hosts, o.Match.Hosts, hostsOverlap) && meet(b.patterns, o.patterns, paths.Pattern.Overlaps)
@@ -42,9 +43,8 @@ func meet[T any](as, bs []T, overlap func(a, b T) bool) bool {
 }
 
 // checkOverlap refuses two bindings that can match one request: which credential it gets must
-// not depend on an order. OpenSandbox lets an exact host win over a wildcard. Here these are
-// refused too: where the exact one does not match, by its path, the request would get the other
-// credential.
+// not depend on an order. As in OpenSandbox a binding of the very host goes before one with a
+// wildcard. Where it does not match, by its path, the request gets what the wildcard says.
 //
 // Of paths the check is strict: it also counts texts that no path can be, such as those with //.
 //

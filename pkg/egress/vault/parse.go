@@ -148,9 +148,8 @@ func (r *reader) match(m *Match) func(at string) error {
 			return err
 		}
 		for _, port := range ports {
-			if !slices.ContainsFunc(m.Schemes, func(s string) bool { return int64(Port(s)) == port }) {
-				return invalid(at+".ports", "port %d is not that of a scheme of the binding: https is 443, http is 80; leave ports out",
-					port)
+			if port != 80 && port != 443 { // these are taken and mean nothing, as in OpenSandbox: the scheme says the port
+				return invalid(at+".ports", "port %d is neither 443, that of https, nor 80, that of http; leave ports out", port)
 			}
 		}
 		return nil
@@ -263,7 +262,7 @@ func (r *reader) auth(a *Auth) func(at string) error {
 			want[2], a.Headers = true, headers
 		case Passthrough:
 		default:
-			return invalid(at, "type %q is none of bearer, basic, apiKey, customHeaders and passthrough", short(kind))
+			return invalid(at, "its type is none of bearer, basic, apiKey, customHeaders and passthrough")
 		}
 		for i, field := range [3]string{"credential", "name", "headers"} {
 			if has[i] && !want[i] {

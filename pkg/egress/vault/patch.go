@@ -89,6 +89,9 @@ func (v *Vault) changed(c change, trusted bool) (*Vault, error) {
 	if err := out.check(); err != nil {
 		return nil, err
 	}
+	if n := len(out.Encode()); n > MaxEncoded {
+		return nil, invalid("", "it has %d bytes as JSON, with escapes; at most %d are allowed", n, MaxEncoded)
+	}
 	if !trusted {
 		for _, b := range slices.Concat(c.bindings.add, c.bindings.replace) {
 			for _, name := range b.Uses() {

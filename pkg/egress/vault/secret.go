@@ -3,14 +3,13 @@ package vault
 import (
 	"fmt"
 	"io"
-	"log/slog"
 )
 
 // redacted is what is shown in place of a value.
 const redacted = "[redacted]"
 
 // A Secret is a value that no formatter shows: fmt with any verb, log/slog, and the encoders
-// for JSON, XML, gob and text write "[redacted]". Reveal alone gives it.
+// for JSON, XML and text write "[redacted]"; gob refuses it. Reveal alone gives it.
 //
 // The value stands behind a pointer. fmt cannot call the methods of a field that is not
 // exported and prints what it holds; of a pointer in a struct it prints the address.
@@ -32,20 +31,8 @@ func (s Secret) Reveal() string {
 // String hides the value.
 func (Secret) String() string { return redacted }
 
-// GoString hides the value.
-func (Secret) GoString() string { return redacted }
-
 // Format hides the value, whatever the verb.
 func (Secret) Format(f fmt.State, _ rune) { io.WriteString(f, redacted) } //nolint:errcheck // fmt keeps no errors
 
-// MarshalJSON hides the value.
-func (Secret) MarshalJSON() ([]byte, error) { return []byte(`"` + redacted + `"`), nil }
-
 // MarshalText hides the value.
 func (Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
-
-// GobEncode hides the value.
-func (Secret) GobEncode() ([]byte, error) { return []byte(redacted), nil }
-
-// LogValue hides the value.
-func (Secret) LogValue() slog.Value { return slog.StringValue(redacted) }

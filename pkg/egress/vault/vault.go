@@ -29,16 +29,17 @@ import (
 const (
 	MaxCredentials   = 256
 	MaxBindings      = 256
-	MaxValue         = 64 << 10 // bytes of a value
-	MaxSize          = 1 << 20  // bytes of all texts of a vault, and of the JSON of one request
-	MaxName          = 128      // bytes of the name of a credential or a binding
-	MaxHosts         = 64       // of a binding
-	MaxPaths         = 64       // of a binding
-	MaxMethods       = 32       // of a binding
-	MaxHeaders       = 32       // of a binding of the kind customHeaders
-	MaxSubstitutions = 32       // of a binding
-	MaxAllHosts      = 1024     // of all bindings: each is compared with each, see overlap.go
-	MaxAllPaths      = 1024     // of all bindings
+	MaxValue         = 64 << 10       // bytes of a value
+	MaxSize          = 1 << 20        // bytes of all texts of a vault, and of the JSON of one request
+	MaxEncoded       = MaxSize - 1024 // bytes of Encode: sealed it must fit into a record of 1 MiB (record.MaxSecretBytes)
+	MaxName          = 128            // bytes of the name of a credential or a binding
+	MaxHosts         = 64             // of a binding
+	MaxPaths         = 64             // of a binding
+	MaxMethods       = 32             // of a binding
+	MaxHeaders       = 32             // of a binding of the kind customHeaders
+	MaxSubstitutions = 32             // of a binding
+	MaxAllHosts      = 1024           // of all bindings: each is compared with each, see overlap.go
+	MaxAllPaths      = 1024           // of all bindings
 )
 
 // A Vault is the credentials and bindings of one sandbox. It is immutable: Patch makes another.

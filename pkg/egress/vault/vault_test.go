@@ -152,7 +152,7 @@ func TestCreateRefuses(t *testing.T) {
 		vaultOf(bearer("b", `{"hosts":["a.example.com:443"]}`)):                  "no full name",
 		vaultOf(bearer("b", `{"hosts":["a.example.com"],"schemes":["ftp"]}`)):    "neither https nor http",
 		vaultOf(bearer("b", `{"hosts":["a.example.com"],"ports":[8443]}`)):       "port 8443",
-		vaultOf(bearer("b", `{"hosts":["a.example.com"],"ports":[80]}`)):         "port 80 is not that of a scheme",
+		vaultOf(bearer("b", `{"hosts":["a.example.com"],"ports":[80,443]}`)):     "",
 		vaultOf(bearer("b", `{"hosts":["a.example.com"],"ports":[443.5]}`)):      "whole number",
 		vaultOf(bearer("b", `{"hosts":["a.example.com"],"methods":["*"]}`)):      "is no method",
 		vaultOf(bearer("b", `{"hosts":["a.example.com"],"methods":["trace"]}`)):  "is no method",
@@ -163,10 +163,10 @@ func TestCreateRefuses(t *testing.T) {
 		vaultOf(bearer("b", `{"hosts":["a.example.com"],"paths":["/a%zz"]}`)):    "hexadecimal",
 		vaultOf(bearer("b", `{"hosts":["a.example.com"],"paths":["/a%0a"]}`)):    "control character",
 		vaultOf(bearer("b", `{"hosts":["a.example.com"],"port":1}`)):             `unknown field "port"`,
-		vaultOf(withAuth(`{"type":"digest","credential":"token"}`)):              `type "digest" is none of`,
+		vaultOf(withAuth(`{"type":"digest","credential":"token"}`)):              "its type is none of",
 		vaultOf(withAuth(`{"type":"bearer"}`)):                                   "type bearer wants credential",
 		vaultOf(withAuth(`{"type":"bearer","credential":"token","name":"X"}`)):   "type bearer has no name",
-		vaultOf(withAuth(`{"type":"bearer","credential":"none"}`)):               `uses credential "none"`,
+		vaultOf(withAuth(`{"type":"bearer","credential":"none"}`)):               "uses a credential for its header 1 that the vault does not have",
 		vaultOf(withAuth(`{"type":"basic","credential":"token"}`)):               "base64 of user:password",
 		vaultOf(withAuth(`{"type":"apiKey","credential":"token"}`)):              "wants name",
 		vaultOf(withAuth(`{"type":"apiKey","credential":"token","name":"a b"}`)): "is not the name of a header",
@@ -175,19 +175,41 @@ func TestCreateRefuses(t *testing.T) {
 
 		vaultOf(withAuth(`{"type":"customHeaders","headers":[{"name":"X-A","credential":"token"},{"name":"x_a","credential":"token"}]}`)): "twice",
 
-		vaultOf(sub(`{"placeholder":"{{TOKEN}}","in":["path"]}`)):                        "no credential",
-		vaultOf(sub(`{"credential":"token","placeholder":"{TOKEN}","in":["path"]}`)):     "from 8 to 256 bytes, not 7",
+		vaultOf(sub(`{"placeholder":"{{TOKEN}}","in":["path"]}`)):               "no credential",
+		vaultOf(sub(`{"credential":"token","placeholder":"","in":["path"]}`)):   "from 1 to 256 bytes, not 0",
+		vaultOf(sub(`{"credential":"token","placeholder":"$K","in":["path"]}`)): "",
+
+		// A client has written the value where a name or a type stands.
+		vaultOf(withAuth(`{"type":"bearer","credential":"sEcr3T-token"}`)): "that the vault does not have",
+
+		vaultOf(withAuth(`{"type":"sEcr3T-token"}`)): "its type is none of",
+
+		vaultOf(withAuth(`{"type":"apiKey","name":"sEcr3T-token x","credential":"token"}`)): "auth: its name is not the name",
+
+		vaultOf(withAuth(`{"type":"customHeaders","headers":[{"name":"sEcr3T-token","credential":""}]}`)): "auth.headers[0]: the header has no",
+
+		vaultOf(sub(`{"credential":"sEcr3T-token","placeholder":"{{TOKEN}}","in":["path"]}`)): "in its substitutions[0] that",
+
+		vaultOf(sub(`{"credential":"token","placeholder":"sEcr3T-token","in":["path"]}`)): "contains a placeholder of",
+
+		vaultOf(sub(`{"credential":"token","placeholder":"{{TOKEN}}","in":["sEcr3T-token"]}`)): "want path, query, header or body",
+
+		vaultOf(sub(`{"credential":"token","placeholder":"sEcr3T-token","in":[]}`)): "names no place",
+
+		`{"credentials":[` + many(3, func(i int) string { return credential(fmt.Sprint(i), strings.Repeat("<", MaxValue)) }) + `]}`: "with escapes",
+
 		vaultOf(sub(`{"credential":"token","placeholder":"{{TO KEN}}","in":["path"]}`)):  "no blanks",
 		vaultOf(sub(`{"credential":"token","placeholder":"{{sbxph_}}","in":["path"]}`)):  "draws those itself",
 		vaultOf(sub(`{"credential":"token","placeholder":"{{TOKEN}}","in":[]}`)):         "names no place",
-		vaultOf(sub(`{"credential":"token","placeholder":"{{TOKEN}}","in":["cookie"]}`)): "is no place",
-		vaultOf(sub(`{"credential":"token","placeholder":"Ecr3T-tok","in":["path"]}`)):   "contains the placeholder",
+		vaultOf(sub(`{"credential":"token","placeholder":"{{TOKEN}}","in":["cookie"]}`)): "want path, query, header or body, or some",
+		vaultOf(sub(`{"credential":"token","placeholder":"Ecr3T-tok","in":["path"]}`)):   "contains a placeholder of the binding",
 
 		vaultOf(sub(`{"credential":"token","placeholder":"{{TOKEN}}","in":["path"]},{"credential":"token","placeholder":"TOKEN}}xx","in":["path"]}`)): "",
 
 		vaultOf(sub(`{"credential":"token","placeholder":"{{TOKEN}}","in":["path"]},{"credential":"token","placeholder":"x{{TOKEN}}","in":["path"]}`)): "one in the other",
 
-		vaultOf(bearer("one", `{"hosts":["a.example.com"]}`), bearer("two", `{"hosts":["*.example.com"],"paths":["/x"]}`)): `bindings "one" and "two" can match`,
+		vaultOf(bearer("one", `{"hosts":["a.example.com"]}`), bearer("two", `{"hosts":["*.example.com"],"paths":["/x"]}`)):   "",
+		vaultOf(bearer("one", `{"hosts":["*.a.example.com"]}`), bearer("two", `{"hosts":["*.example.com"],"paths":["/x"]}`)): `bindings "one" and "two" can match`,
 	} {
 		v, err := Create([]byte(in))
 		if want == "" {
@@ -314,7 +336,7 @@ func TestPatch(t *testing.T) {
 		{`{"expectedRevision":5}`, "its revision is 6, not 5"},
 		{`{"expectedRevision":0}`, "its revision is 6, not 0"},
 		{`{"expectedRevision":"6"}`, "whole number"},
-		{`{"credentials":{"delete":["token"]}}`, `binding "b" uses credential "token"`},
+		{`{"credentials":{"delete":["token"]}}`, `binding "b" uses a credential for its header 1 that the vault does not have`},
 		{`{"credentials":{"delete":["none"]}}`, `no credential "none" to replace or delete`},
 		{`{"credentials":{"replace":[` + credential("none", "x") + `]}}`, `no credential "none"`},
 		{`{"credentials":{"add":[` + credential("token", "x") + `]}}`, `a credential "token" already`},

@@ -29,7 +29,7 @@ type apply struct {
 	scheme, host, method string
 	port                 uint16
 	b                    *vault.Binding // nil: none matches
-	values               map[string]string
+	values               map[string]value
 	mine                 map[string]vault.Header // the headers of b by their folded name
 }
 
@@ -43,7 +43,7 @@ type apply struct {
 //
 // r.Trailer must have its values when r.Body returns io.EOF, as net/http fills it.
 func (l *Live) Apply(r *http.Request, scheme, host string, port uint16) (*Use, error) {
-	a := &apply{l: l, r: r, scheme: scheme, host: host, port: port, method: r.Method, values: map[string]string{}}
+	a := &apply{l: l, r: r, scheme: scheme, host: host, port: port, method: r.Method, values: map[string]value{}}
 	if a.method == "" {
 		a.method = http.MethodGet
 	}
@@ -66,7 +66,7 @@ func (l *Live) Apply(r *http.Request, scheme, host string, port uint16) (*Use, e
 	if err := a.resolve(); err != nil {
 		return nil, err
 	}
-	for _, step := range []func() error{a.names, a.path, a.query, a.headers} {
+	for _, step := range []func() error{a.path, a.query, a.headers} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -81,7 +81,7 @@ func (l *Live) Apply(r *http.Request, scheme, host string, port uint16) (*Use, e
 	if !bound {
 		return nil, nil
 	}
-	return l.use(host, a.b), nil
+	return l.use(host, a.b, a.values), nil
 }
 
 // whereTo refuses a request that says another host than the one it goes to.
@@ -115,9 +115,10 @@ func (a *apply) resolve() error {
 	}
 	a.mine = map[string]vault.Header{}
 	for _, name := range a.b.Uses() {
-		v, err := a.l.value(a.l.secrets[name])
-		if err == nil {
-			err = a.fits(name, v)
+		s := a.l.secrets[name]
+		v, err := a.l.value(a.r.Context(), s)
+		if err == nil && s.Source.Type != vault.Inline {
+			err = a.fits(name, vault.NewSecret(v.text))
 		}
 		if err != nil {
 			d := a.deny(Event{Kind: Unavailable, Credential: name}, http.StatusBadGateway, fmt.Sprintf("sandboxd cannot send this "+
@@ -126,7 +127,7 @@ func (a *apply) resolve() error {
 			d.Err = err
 			return d
 		}
-		a.values[name] = v.Reveal()
+		a.values[name] = v
 	}
 	for _, h := range a.b.Auth.Headers {
 		a.mine[vault.FoldHeader(h.Name)] = h
@@ -134,8 +135,7 @@ func (a *apply) resolve() error {
 	return nil
 }
 
-// fits checks a value as a vault does when it is written: one of a file or a command may have
-// changed.
+// fits checks a value of a file or a command as a vault does an inline one when it is written.
 func (a *apply) fits(name string, v vault.Secret) error {
 	for _, h := range a.b.Auth.Headers {
 		if h.Credential == name {
@@ -166,53 +166,24 @@ func (a *apply) deny(e Event, status int, text string) *Denied {
 	a.l.report(e)
 	code := "SANDBOX::FORBIDDEN"
 	switch status {
-	case http.StatusBadRequest, http.StatusMisdirectedRequest, http.StatusRequestHeaderFieldsTooLarge:
+	case http.StatusBadRequest:
 		code = "SANDBOX::INVALID_PARAMETER"
+	case http.StatusMisdirectedRequest:
+		code = "SANDBOX::MISDIRECTED"
+	case http.StatusRequestHeaderFieldsTooLarge:
+		code = "SANDBOX::HEADERS_TOO_LARGE"
 	case http.StatusMethodNotAllowed:
 		code = "SANDBOX::METHOD_NOT_ALLOWED"
 	case http.StatusBadGateway:
-		code = "SANDBOX::UNREACHABLE"
+		code = "SANDBOX::UNAVAILABLE"
 	}
 	return &Denied{Status: status, Code: code, Text: text, Kind: e.Kind}
 }
 
-// names looks for placeholders in the names of a request: its host, its method, its headers. There
-// case is lost, so it does not count.
-func (a *apply) names() error {
-	look := func(place, name string) error {
-		lower := strings.ToLower(name)
-		at := strings.Index(lower, vault.PlaceholderPrefix)
-		if at < 0 {
-			return nil
-		}
-		rest := strings.ToUpper(lower[at+len(vault.PlaceholderPrefix):])
-		_, err := a.inspect(place).replace(vault.PlaceholderPrefix+rest, maxAdded)
-		return err
-	}
-	if err := look("host", a.r.Host); err != nil {
-		return err
-	}
-	if err := look("method", a.method); err != nil {
-		return err
-	}
-	for name := range a.r.Header {
-		if err := look("header", name); err != nil {
-			return err
-		}
-	}
-	for name := range a.r.Trailer {
-		if err := look("trailer", name); err != nil {
-			return err
-		}
-		a.trailer(name)
-	}
-	return nil
-}
-
 // trailer takes a trailer away that no guest may send: one with the name of a header that a
-// binding sets, or a reserved one.
+// binding sets, a reserved one, or one that moves the request.
 func (a *apply) trailer(name string) {
-	if _, mine := a.mine[vault.FoldHeader(name)]; mine || a.b != nil && vault.Reserved(name) {
+	if _, mine := a.mine[vault.FoldHeader(name)]; mine || a.b != nil && vault.Reserved(name) || a.moves(name) {
 		delete(a.r.Trailer, name)
 	}
 }
@@ -228,7 +199,7 @@ func (a *apply) path() error {
 	if err != nil || path == old {
 		return a.tooLong("path", err)
 	}
-	if dotted(path) || !a.setPath(path) {
+	if dotted(paths.Form(path)) || !a.setPath(path) {
 		return a.deny(Event{Kind: Malformed, Place: "path"}, http.StatusBadRequest,
 			"sandboxd cannot put the credential into the path of this request: it would become . or .. there.")
 	}
@@ -260,8 +231,30 @@ func (a *apply) tooLong(place string, err error) error {
 		"sandboxd does not send this request: its %s is longer than %d bytes after its placeholders are replaced.", place, maxAdded))
 }
 
-// headers replaces placeholders in headers, and takes away those that the binding sets.
+// movers are headers by which some servers and frameworks take another host, path or method than
+// those that the binding has matched. With those that begin with one of moverPrefixes.
+var (
+	movers = []string{
+		"forwarded", "x-host", "x-http-host-override", "x-http-method", "x-http-method-override", "x-method-override",
+		"x-envoy-original-path", "x-script-name",
+	}
+	moverPrefixes = []string{"x-forwarded-", "x-original-", "x-rewrite-"}
+)
+
+// moves reports whether a header moves a request that gets credentials. A request without any
+// keeps what its guest says.
+func (a *apply) moves(name string) bool {
+	name = vault.FoldHeader(name)
+	return len(a.values) > 0 && (slices.Contains(movers, name) ||
+		slices.ContainsFunc(moverPrefixes, func(p string) bool { return strings.HasPrefix(name, p) }))
+}
+
+// headers replaces placeholders in headers, and takes away those that the binding sets, and those
+// that move the request.
 func (a *apply) headers() error {
+	for name := range a.r.Trailer {
+		a.trailer(name)
+	}
 	budget := maxAdded
 	for name, values := range a.r.Header {
 		x := a.exchange(vault.InHeader, asItIs)
@@ -283,7 +276,7 @@ func (a *apply) headers() error {
 				return a.tooLong("header", errTooLong)
 			}
 		}
-		if mine {
+		if mine || a.moves(name) {
 			delete(a.r.Header, name)
 		} else {
 			a.r.Header[name] = out
@@ -315,7 +308,7 @@ func (a *apply) set() {
 		return
 	}
 	for _, h := range a.b.Auth.Headers {
-		a.r.Header[h.Name] = []string{a.b.Auth.Type.Prefix() + a.values[h.Credential]}
+		a.r.Header[h.Name] = []string{a.b.Auth.Type.Prefix() + a.values[h.Credential].text}
 	}
 }
 

@@ -52,19 +52,19 @@ func (x *exchange) replace(text string, limit int) (string, error) {
 // swap is what a placeholder is replaced by.
 func (x *exchange) swap(text []byte, n *needle) ([]byte, error) {
 	if n != nil {
-		return []byte(x.enc(x.a.values[n.credential])), nil
+		return []byte(x.enc(x.a.values[n.credential].text)), nil
 	}
 	s := x.a.l.placeholders[string(text)]
 	switch {
 	case s != nil && x.allowed(s):
 		if x.replaces {
-			return []byte(x.enc(x.a.values[s.Name])), nil
+			return []byte(x.enc(x.a.values[s.Name].text)), nil
 		}
 	case s != nil:
 		return nil, x.refuse(s)
-	case x.a.l.o.Foreign != nil && x.a.l.o.Foreign(string(text)):
+	default:
 		return nil, x.a.deny(Event{Kind: Foreign, Place: x.place}, http.StatusForbidden,
-			"sandboxd does not send this request: it has a placeholder of a credential that is not one of this sandbox ("+x.place+").")
+			"sandboxd does not send this request: it has a placeholder of no credential of this sandbox ("+x.place+").")
 	}
 	return text, nil
 }

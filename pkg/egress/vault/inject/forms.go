@@ -16,13 +16,14 @@ const minEcho = 8
 // echoes are the forms in which a value is searched for in answers: as it is, percent-encoded with
 // large and small letters, as in a JSON string (also with < > & or / escaped), and in base64 and
 // base64url at each of the three places that it may have in a longer text that is encoded. Of a
-// value for basic, which is base64, also user:password and the password. Forms that are the same
+// value that is base64 of user:password, as for basic, also that pair and the password. Forms that are the same
 // are one needle.
-func echoes(credential, value string, basic bool) (all []needle) {
+func echoes(credential, value string) (all []needle) {
 	texts := []string{value}
-	if plain, err := base64.StdEncoding.DecodeString(value); basic && err == nil {
-		_, password, _ := strings.Cut(string(plain), ":")
-		texts = append(texts, string(plain), password)
+	if plain, err := base64.StdEncoding.DecodeString(value); err == nil {
+		if _, password, ok := strings.Cut(string(plain), ":"); ok {
+			texts = append(texts, string(plain), password)
+		}
 	}
 	for _, text := range texts {
 		if len(text) < minEcho {

@@ -224,14 +224,11 @@ func FuzzMask(f *testing.F) {
 			t.Fatal(err)
 		}
 		got := string(mustRead(r.Body))
-		if !isText(r.Header) {
-			if got != in {
-				t.Fatalf("%q became %q", in, got)
-			}
-			return
+		if len(got) != len(in) {
+			t.Fatalf("%d bytes became %d", len(in), len(got))
 		}
 		found := false
-		for _, n := range u.needles.needles {
+		for _, n := range u.needles {
 			if strings.Contains(got, string(n.text)) {
 				t.Fatalf("%q became %q with %q", in, got, n.text)
 			}

@@ -15,7 +15,12 @@
 //
 // The guest may hold placeholders ("sbxph_…", one for each credential). A placeholder is exchanged
 // for the value only where a binding puts that credential. In any other request, or elsewhere in
-// this one, it is refused and reported, because somebody tries to move the secret.
+// this one, it is refused and reported, because somebody tries to move the secret. So is what looks
+// like one and is none of this sandbox: 130 bits do not occur by chance. Names of hosts, methods and
+// headers are not looked at: nothing is exchanged there.
+//
+// A WebSocket is a request like any other: it gets the credential of its binding. What is sent
+// behind the answer 101 is looked at in neither direction.
 //
 // What surprises: the body of a request is looked at while it is sent. A placeholder in the
 // middle of a long one ends the request as an error of its Body, a *Denied, when the head is
@@ -26,6 +31,8 @@
 package inject
 
 import (
+	"context"
+	"slices"
 	"sync"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
@@ -35,14 +42,14 @@ import (
 type Options struct {
 	// Source gives the value of a credential that a file or a command has. It is called for each
 	// request that needs it: the caller caches as Credential.Source.Cache says, and removes the
-	// end of the last line. nil: such credentials cannot be used.
-	Source func(*vault.Credential) (vault.Secret, error)
-	// Foreign reports whether a placeholder belongs to another sandbox. nil: nobody knows.
-	Foreign func(placeholder string) bool
+	// end of the last line. ctx is that of the request. nil: such credentials cannot be used.
+	Source func(ctx context.Context, c *vault.Credential) (vault.Secret, error)
 	// Report is told of every event, also of those of a Denied. nil: nobody is told.
 	Report func(Event)
-	// Mask replaces values in answers by "***". Then requests to bound hosts ask for no
-	// compression and no ranges: in both a value could not be seen.
+	// Mask replaces values in answers by "*". Then requests to bound hosts ask for no compression
+	// and no ranges: in both a value could not be seen. An answer that comes piece by piece waits
+	// then, up to the length of the longest form of a value, but for what ends with a line: events
+	// and lines of JSON come at once if no value has several lines, and messages of gRPC late.
 	Mask bool
 }
 
@@ -51,7 +58,7 @@ type Kind string
 
 // The kinds. After the first five the request is denied.
 const (
-	Foreign     Kind = "foreign"     // a placeholder of another sandbox
+	Foreign     Kind = "foreign"     // a placeholder that is none of this sandbox: of another one, or of a credential that was deleted
 	WrongHost   Kind = "wrong-host"  // a placeholder on its way to a host that no binding of its credential has
 	WrongPlace  Kind = "wrong-place" // a placeholder where no binding puts its credential
 	Malformed   Kind = "malformed"   // a request that two readers could read differently, or whose answer would show its head
@@ -65,7 +72,7 @@ type Event struct {
 	Host       string
 	Binding    string // that matched the request, or ""
 	Credential string // whose placeholder or value it is, or ""
-	Place      string // path, query, header, body, trailer, method, host, status
+	Place      string // path, query, header, body, trailer, host, method, status
 }
 
 // A Denied is why a request must not be sent.
@@ -79,6 +86,9 @@ type Denied struct {
 
 // Error returns the text for the guest.
 func (d *Denied) Error() string { return d.Text }
+
+// Tell is what the guest gets as an answer, in the way of pkg/egress/heads.
+func (d *Denied) Tell() (status int, code, text string) { return d.Status, d.Code, d.Text }
 
 // Unwrap returns what only the log sees.
 func (d *Denied) Unwrap() error { return d.Err }
@@ -95,10 +105,13 @@ type Live struct {
 // A secret is a credential with the values that are known for it.
 type secret struct {
 	*vault.Credential
-	basic bool // a binding of the type basic uses it
+	*memory
+}
 
-	mu    sync.Mutex
-	known []value // the newest first; two at most, because an answer may come after a rotation
+// A memory is the values that a credential has had. All Lives of a sandbox share it.
+type memory struct {
+	mu     sync.Mutex
+	values []value // the newest first; two at most, because an answer may come after a rotation
 }
 
 type value struct {
@@ -106,64 +119,64 @@ type value struct {
 	echoes []needle // the forms of the value that are searched for in answers
 }
 
-// New compiles a vault.
-func New(v *vault.Vault, o Options) *Live {
+// New compiles a vault. old is the Live of the same sandbox before a change, or nil: what it has
+// sent is still searched for in answers.
+func New(v *vault.Vault, o Options, old *Live) *Live {
 	l := &Live{o: o, bindings: v.Bindings(), secrets: map[string]*secret{}, placeholders: map[string]*secret{}}
 	for _, c := range v.Credentials() {
-		s := &secret{Credential: c}
-		l.secrets[c.Name], l.placeholders[c.Placeholder] = s, s
-	}
-	for _, b := range l.bindings {
-		for _, h := range b.Auth.Headers {
-			l.secrets[h.Credential].basic = l.secrets[h.Credential].basic || b.Auth.Type == vault.Basic
+		s := &secret{c, &memory{}}
+		if old != nil && old.secrets[c.Name] != nil {
+			s.memory = old.secrets[c.Name].memory
 		}
+		l.secrets[c.Name], l.placeholders[c.Placeholder] = s, s
 	}
 	for _, s := range l.secrets {
 		if s.Source.Type == vault.Inline {
-			s.learn(s.Source.Value.Reveal())
+			s.learn(s.Name, s.Source.Value.Reveal())
 		}
 	}
 	return l
 }
 
 // learn makes text the newest value.
-func (s *secret) learn(text string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.known) > 0 && s.known[0].text == text {
-		return
+func (m *memory) learn(name, text string) value {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, v := range m.values {
+		if v.text == text {
+			m.values[0], m.values[i] = m.values[i], m.values[0]
+			return v
+		}
 	}
-	s.known = append([]value{{text, echoes(s.Name, text, s.basic)}}, s.known...)
-	s.known = s.known[:min(len(s.known), 2)]
+	v := value{text, echoes(name, text)}
+	m.values = append([]value{v}, m.values...)
+	m.values = m.values[:min(len(m.values), 2)]
+	return v
 }
 
-// echoes are the forms of all known values.
-func (s *secret) echoes() (all []needle) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, v := range s.known {
-		all = append(all, v.echoes...)
-	}
-	return all
+// known are the values that may come back.
+func (m *memory) known() []value {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.values)
 }
 
 // value returns the value of a credential.
-func (l *Live) value(s *secret) (vault.Secret, error) {
+func (l *Live) value(ctx context.Context, s *secret) (value, error) {
 	if s.Source.Type == vault.Inline {
-		return s.Source.Value, nil
+		return s.learn(s.Name, s.Source.Value.Reveal()), nil
 	}
 	if l.o.Source == nil {
-		return vault.Secret{}, vault.Fault("files and commands of the host cannot be asked here")
+		return value{}, vault.Fault("files and commands of the host cannot be asked here")
 	}
-	v, err := l.o.Source(s.Credential)
+	v, err := l.o.Source(ctx, s.Credential)
 	if err == nil {
 		err = vault.CheckValue(v)
 	}
 	if err != nil {
-		return vault.Secret{}, err
+		return value{}, err
 	}
-	s.learn(v.Reveal())
-	return v, nil
+	return s.learn(s.Name, v.Reveal()), nil
 }
 
 // report tells of an event.
@@ -183,13 +196,18 @@ func (l *Live) bound(host string) bool {
 	return false
 }
 
-// match returns the binding of a request, or nil. There is one at most: a vault refuses bindings
-// that overlap.
+// match returns the binding of a request, or nil. One that has the very host goes before one with
+// a wildcard, as in OpenSandbox. Of each there is one at most: a vault refuses others.
 func (l *Live) match(scheme, host, method, reading string) *vault.Binding {
+	var wild *vault.Binding
 	for _, b := range l.bindings {
-		if b.Matches(scheme, host, method, reading) {
+		if !b.Matches(scheme, host, method, reading) {
+			continue
+		}
+		if slices.Contains(b.Match.Hosts, host) {
 			return b
 		}
+		wild = b
 	}
-	return nil
+	return wild
 }

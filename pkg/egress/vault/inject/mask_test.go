@@ -2,6 +2,7 @@ package inject
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -46,6 +47,9 @@ func text(body string) *http.Response {
 	}
 }
 
+// hidden is as many "*" as s has bytes.
+func hidden(s string) string { return strings.Repeat("*", len(s)) }
+
 // TestMaskForms: a value is found in each form that the documentation names, whatever stands around it.
 func TestMaskForms(t *testing.T) {
 	w := newWorld(t, Options{Mask: true})
@@ -59,7 +63,7 @@ func TestMaskForms(t *testing.T) {
 	for name, form := range forms {
 		r := text("a" + form + "b" + form)
 		answer(t, w, "sub.example.com", r)
-		if got, err := io.ReadAll(r.Body); string(got) != "a***b***" || err != nil {
+		if got, err := io.ReadAll(r.Body); string(got) != "a"+hidden(form)+"b"+hidden(form) || err != nil {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}
@@ -78,8 +82,8 @@ func TestMaskForms(t *testing.T) {
 					answer(t, w, "sub.example.com", r)
 					got, err := io.ReadAll(r.Body)
 					// What is left says nothing of the value but, at its ends, parts of one byte.
-					left := len(got) - len("[***]")
-					if err != nil || !bytes.Contains(got, []byte("***")) || left > (before*8+5)/6+(after*8+5)/6+2+3 {
+					left := len(got) - len("[]") - bytes.Count(got, []byte("*"))
+					if err != nil || len(got) != len(coded)+2 || left > (before*8+5)/6+(after*8+5)/6+2+3 {
 						t.Fatalf("%d before, %d after: %s became %s, %v", before, after, coded, got, err)
 					}
 				}
@@ -90,7 +94,7 @@ func TestMaskForms(t *testing.T) {
 	for _, form := range []string{basic, "user:sEcr3T-pass", "sEcr3T-pass"} {
 		r := text(form)
 		answer(t, w, "git.example.com", r)
-		if got, _ := io.ReadAll(r.Body); string(got) != "***" {
+		if got, _ := io.ReadAll(r.Body); string(got) != hidden(form) {
 			t.Errorf("%s: %s", form, got)
 		}
 	}
@@ -116,17 +120,18 @@ func TestMask(t *testing.T) {
 		}{io.MultiReader(r.Body, atEnd(func() { r.Trailer["X-T"] = []string{"a" + token} })), r.Body}
 		answer(t, w, "sub.example.com", r)
 		got, err := io.ReadAll(iotest.OneByteReader(r.Body))
-		if string(got) != want("echo *** and ***", "echo "+token+" and "+token) || err != nil {
+		if string(got) != want("echo "+hidden(token)+" and "+hidden(token), "echo "+token+" and "+token) || err != nil {
 			t.Errorf("body %q, %v", got, err)
 		}
 		_, named := r.Header[http.CanonicalHeaderKey("x-"+second)]
-		if r.Status != want("200 ***", "200 "+token) || !strings.HasSuffix(r.Header["Location"][0], want("=***", url.QueryEscape(token))) ||
-			named == mask || r.Trailer["X-T"][0] != want("a***", "a"+token) {
+		coded := url.QueryEscape(token)
+		if r.Status != want("200 "+hidden(token), "200 "+token) ||
+			!strings.HasSuffix(r.Header["Location"][0], want("="+hidden(coded), coded)) ||
+			named == mask || r.Trailer["X-T"][0] != want("a"+hidden(token), "a"+token) {
 			t.Errorf("%v %v %v", r.Status, r.Header, r.Trailer)
 		}
-		length, has := r.Header["Content-Length"]
-		if mask != (r.ContentLength == -1) || mask == has {
-			t.Errorf("length %d, %s", r.ContentLength, length)
+		if n := int64(len(got)); r.ContentLength != n || r.Header.Get("Content-Length") != fmt.Sprint(n) {
+			t.Errorf("length %d, %s of %d", r.ContentLength, r.Header["Content-Length"], n)
 		}
 		seen := map[string]bool{}
 		for _, e := range w.events {
@@ -150,11 +155,8 @@ func (f atEnd) Read([]byte) (int, error) { f(); return 0, io.EOF }
 func TestMaskLeaves(t *testing.T) {
 	w := newWorld(t, Options{Mask: true})
 	for name, change := range map[string]func(*http.Response){
-		"compressed": func(r *http.Response) { r.Header.Set("Content-Encoding", "gzip") },
-		"an image":   func(r *http.Response) { r.Header.Set("Content-Type", "image/png") },
-		"gRPC":       func(r *http.Response) { r.Header.Set("Content-Type", "application/grpc") },
-		"HEAD":       func(r *http.Response) { r.Request = &http.Request{Method: "HEAD"} },
-		"101":        func(r *http.Response) { r.StatusCode = 101 },
+		"HEAD": func(r *http.Response) { r.Request = &http.Request{Method: "HEAD"} },
+		"101":  func(r *http.Response) { r.StatusCode = 101 },
 	} {
 		r := text(token)
 		change(r)
@@ -182,8 +184,18 @@ func TestMaskLeaves(t *testing.T) {
 	if err := errors.Join(err, u.Mask(r)); err != nil || u.Binding() != "" {
 		t.Fatal(err)
 	}
-	if got, _ := io.ReadAll(r.Body); string(got) != "***" {
+	if got, _ := io.ReadAll(r.Body); string(got) != hidden(token) {
 		t.Errorf("a request without a binding: %q", got)
+	}
+	// The guest may choose what an answer says of itself.
+	for _, header := range []string{"Content-Type: image/png", "Content-Type: application/grpc", "Content-Encoding: gzip"} {
+		name, value, _ := strings.Cut(header, ": ")
+		r := text("a" + token)
+		r.Header.Set(name, value)
+		answer(t, w, "sub.example.com", r)
+		if got, err := io.ReadAll(r.Body); string(got) != "a"+hidden(token) || err != nil {
+			t.Errorf("%s: %q, %v", header, got, err)
+		}
 	}
 }
 
@@ -195,10 +207,11 @@ func TestMaskRotated(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	l := New(v, Options{Mask: true, Source: func(*vault.Credential) (vault.Secret, error) {
+	o := Options{Mask: true, Source: func(context.Context, *vault.Credential) (vault.Secret, error) {
 		n++
 		return vault.NewSecret(fmt.Sprintf("sEcr3T-number-%d", n)), nil
-	}})
+	}}
+	l := New(v, o, nil)
 	var u *Use
 	for range 3 {
 		if u, err = l.Apply(parse(t, "GET / HTTP/1.1\nHost: a.example.com\n\n"), "https", "a.example.com", 443); err != nil {
@@ -209,8 +222,61 @@ func TestMaskRotated(t *testing.T) {
 	if err := u.Mask(r); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := io.ReadAll(r.Body); string(got) != "*** ***" {
+	if got, _ := io.ReadAll(r.Body); string(got) != hidden("sEcr3T-number-3")+" "+hidden("sEcr3T-number-2") {
 		t.Errorf("%s", got)
+	}
+	// A changed vault knows what the one before it has sent.
+	next := New(v, o, l)
+	req := parse(t, "OPTIONS / HTTP/1.1\nHost: a.example.com\n\n")
+	if u, err = next.Apply(req, "https", "a.example.com", 443); err != nil || u.Binding() != "" {
+		t.Fatal(err, u.Binding())
+	}
+	r = text("sEcr3T-number-3")
+	if err := u.Mask(r); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustRead(r.Body); string(got) != hidden("sEcr3T-number-3") {
+		t.Errorf("after a change: %s", got)
+	}
+	// A request knows its own value, whatever others have used while its body came.
+	req = parse(t, "POST / HTTP/1.1\nHost: a.example.com\nContent-Length: 1\n\nx")
+	req.Body = io.NopCloser(io.MultiReader(strings.NewReader("x"), atEnd(func() {
+		for range 3 {
+			if _, err := next.Apply(parse(t, "GET / HTTP/1.1\nHost: a.example.com\n\n"), "https", "a.example.com", 443); err != nil {
+				t.Error(err)
+			}
+		}
+	})))
+	if u, err = next.Apply(req, "https", "a.example.com", 443); err != nil {
+		t.Fatal(err)
+	}
+	own := strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer ")
+	r = text(own)
+	if err := u.Mask(r); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustRead(r.Body); n != 7 || own != "sEcr3T-number-4" || string(got) != hidden(own) {
+		t.Errorf("its own: %s of %s, %d values", got, own, n)
+	}
+}
+
+// TestPrinted: what goes with an answer shows no value, however it is printed.
+func TestPrinted(t *testing.T) {
+	w := newWorld(t, Options{Mask: true})
+	u, err := w.at(parse(t, "GET / HTTP/1.1\nHost: sub.example.com\n\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	numbers := strings.Trim(fmt.Sprint([]byte(token)), "[]")
+	for verb := range strings.SplitSeq("v +v #v s q x X d", " ") {
+		for _, a := range []any{u, *u, w.Live, *w.Live} {
+			out := fmt.Sprintf("%"+verb, a)
+			for _, form := range []string{token, fmt.Sprintf("%x", token), fmt.Sprintf("%X", token), numbers} {
+				if strings.Contains(out, form) {
+					t.Errorf("%%%s of %T: %s", verb, a, out)
+				}
+			}
+		}
 	}
 }
 
@@ -223,10 +289,10 @@ func TestConcurrent(t *testing.T) {
 	}
 	var n, events atomic.Int64
 	l := New(v, Options{
-		Mask: true, Report: func(Event) { events.Add(1) }, Source: func(*vault.Credential) (vault.Secret, error) {
+		Mask: true, Report: func(Event) { events.Add(1) }, Source: func(context.Context, *vault.Credential) (vault.Secret, error) {
 			return vault.NewSecret(fmt.Sprintf("sEcr3T-number-%d", n.Add(1)%2)), nil
 		},
-	})
+	}, nil)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -236,7 +302,7 @@ func TestConcurrent(t *testing.T) {
 				if err := errors.Join(err, u.Mask(r)); err != nil {
 					t.Error(err)
 				}
-				if got := mustRead(r.Body); bytes.Count(got, []byte("***")) < 1 {
+				if got := mustRead(r.Body); !bytes.Contains(got, []byte(hidden("sEcr3T-number-0"))) {
 					t.Errorf("%s", got)
 				}
 			}
@@ -299,14 +365,10 @@ func TestStreamByTheBook(t *testing.T) {
 	}
 	for round := range 4000 {
 		s := &searcher{}
-		shortest := 1 + round%2 // with one byte, the first way of a cursor is not gone
-		for range r.IntN(2 * many) {
-			s.needles = append(s.needles, needle{text: []byte(word(shortest + r.IntN(6)))})
+		for range r.IntN(12) {
+			s.needles = append(s.needles, needle{text: []byte(word(1 + r.IntN(6)))})
 		}
 		in := word(r.IntN(60))
-		if round%4 == 0 {
-			in = word(r.IntN(2 * long)) // the budget of the first way is spent on some of these
-		}
 		if round%8 == 0 {
 			in = strings.ReplaceAll(in, "ab", "....")
 		}
@@ -335,38 +397,6 @@ func TestStreamByTheBook(t *testing.T) {
 		}
 		if once, err := s.replace(in, 100_000, to); once != want || err != nil {
 			t.Fatalf("%q at once: %q, %v; want %q", in, once, err, want)
-		}
-	}
-}
-
-// TestWaysAgree: both ways of a cursor find the same placeholders and needles in a long text.
-func TestWaysAgree(t *testing.T) {
-	r := rand.New(rand.NewPCG(7, 8))
-	for range 300 {
-		parts := []string{alien, alien[:20], "sbxph_", "sb", "needle-1", "needle-12", "needle-", "sbxph_ABCD", alien + "A", "\n"}
-		var in strings.Builder
-		for in.Len() < 2*long {
-			in.WriteString(parts[r.IntN(len(parts))])
-		}
-		var got [2]string
-		for i, n := range []int{1, many} {
-			s := &searcher{drawn: true}
-			for _, text := range []string{"needle-1", "needle-12", "sbxph_ABCD"} {
-				s.needles = append(s.needles, needle{text: []byte(text)})
-			}
-			for range n {
-				s.needles = append(s.needles, needle{text: []byte("is nowhere")})
-			}
-			out, err := s.replace(in.String(), 1<<20, func(b []byte, n *needle) ([]byte, error) {
-				return fmt.Appendf(nil, "<%s %v>", b, n != nil), nil
-			})
-			if err != nil || (s.pairs != nil) != (i == 1) {
-				t.Fatal(err, i)
-			}
-			got[i] = out
-		}
-		if got[0] != got[1] || !strings.Contains(got[0], "<"+alien+" false>") {
-			t.Fatalf("%s\n%s\n%s", in.String(), got[0], got[1])
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 )
 
-// A needle is a text that is searched for. It has at least 8 bytes.
+// A needle is a text that is searched for. It is not empty.
 type needle struct {
 	text       []byte
 	credential string
@@ -19,33 +19,6 @@ type needle struct {
 type searcher struct {
 	needles []needle
 	drawn   bool // placeholders too
-
-	pairs *[1 << 10]uint64 // a bit for each two bytes with which a needle begins; made when it is needed
-	short bool             // a needle has one byte
-}
-
-// long is the length of a text, and many the number of needles, for which it pays to make pairs.
-// On a busy host, in idle time: with a dozen needles 400 MB/s by pairs and 170 by bytes.Index
-// (BenchmarkMask), with five 330 and 830 (BenchmarkApply/body).
-const (
-	long = 256
-	many = 6
-)
-
-func (s *searcher) mark(begin []byte) {
-	p := uint(begin[0])<<8 | uint(begin[1])
-	s.pairs[p>>6] |= 1 << (p & 63)
-}
-
-// prepare makes pairs.
-func (s *searcher) prepare() {
-	s.pairs = new([1 << 10]uint64)
-	for _, n := range s.needles {
-		if s.short = s.short || len(n.text) < 2; !s.short {
-			s.mark(n.text)
-		}
-	}
-	s.mark([]byte(vault.PlaceholderPrefix))
 }
 
 const drawnLen = len(vault.PlaceholderPrefix) + 26
@@ -60,62 +33,15 @@ func isDrawn(b []byte) bool {
 		len(bytes.Trim(b[n:], "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567")) == 0
 }
 
-// A cursor goes through one text. With many needles it looks at each two bytes, and compares where
-// a needle begins so. A text can be made of such bytes. So what that costs is counted, and when it
-// is too much, or for few needles, the cursor searches for each by bytes.Index instead, and keeps
-// where it stands next: that is linear in the text for each needle, whatever the text.
+// A cursor goes through one text. It searches for each needle by itself, and keeps where it stands
+// next: that is linear in the text for each needle, whatever the text.
 type cursor struct {
 	*searcher
-	b      []byte
-	budget int   // comparisons that are left for the first way
-	next   []int // in the second way: of each needle, and of placeholders; -1: nowhere
+	b    []byte
+	next []int // of each needle, and of placeholders; -1: nowhere
 }
 
-func (s *searcher) in(b []byte) *cursor {
-	c := &cursor{searcher: s, b: b}
-	if len(b) < long || len(s.needles) < many {
-		return c
-	}
-	if s.pairs == nil {
-		s.prepare()
-	}
-	if !s.short {
-		c.budget = 2*len(b) + long
-	}
-	return c
-}
-
-// scan is find in the first way. ok is false when the budget is spent: nothing begins before
-// where then.
-func (c *cursor) scan(from int) (at, end int, n *needle, ok bool) {
-	for at := from; at+1 < len(c.b); at++ {
-		p := uint(c.b[at])<<8 | uint(c.b[at+1])
-		if c.pairs[p>>6]&(1<<(p&63)) == 0 {
-			continue
-		}
-		if c.budget -= 1 + len(c.needles); c.budget <= 0 {
-			return at, 0, nil, false
-		}
-		rest := c.b[at:]
-		for i := range c.needles {
-			text := c.needles[i].text
-			if first := text[:min(8, len(text))]; !bytes.HasPrefix(rest, first) {
-				continue
-			}
-			c.budget -= len(text)
-			if len(text) > end-at && bytes.HasPrefix(rest, text) {
-				end, n = at+len(text), &c.needles[i]
-			}
-		}
-		if c.drawn && len(rest) >= drawnLen && drawnLen > end-at && isDrawn(rest[:drawnLen]) {
-			end, n = at+drawnLen, nil
-		}
-		if end > 0 {
-			return at, end, n, true
-		}
-	}
-	return -1, 0, nil, true
-}
+func (s *searcher) in(b []byte) *cursor { return &cursor{searcher: s, b: b} }
 
 func (c *cursor) index(i, from int) int {
 	if i < len(c.needles) {
@@ -140,13 +66,6 @@ func (c *cursor) index(i, from int) int {
 // find returns the first text at or behind from: where it begins and ends, and its needle, or nil
 // for a placeholder. at is -1 if there is none.
 func (c *cursor) find(from int) (at, end int, n *needle) {
-	if c.budget > 0 {
-		at, end, n, ok := c.scan(from)
-		if ok {
-			return at, end, n
-		}
-		from, c.budget = at, 0
-	}
 	if c.next == nil {
 		c.next = make([]int, len(c.needles)+1)
 		for i := range c.next {
@@ -225,8 +144,10 @@ func (s *searcher) replace(text string, limit int, to swap) (string, error) {
 const chunk = 32 << 10
 
 // A stream is a reader that replaces texts while it is read, also across the borders of what its
-// source returns. It holds back only the bytes that may begin a text. It needs memory for a chunk,
-// the longest needle and the longest replacement, whatever the length of the source.
+// source returns. It holds back only the bytes that may begin a text. So who reads it sees what is
+// searched for: it is for placeholders in requests, which are no secrets, and a watch is for values
+// in answers. It needs memory for a chunk, the longest needle and the longest replacement, whatever
+// the length of the source.
 type stream struct {
 	*searcher
 	src io.ReadCloser
