@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -27,6 +28,7 @@ const (
 func Serve([]string) error { return serveAs(newServer(nil), 4<<10) }
 
 func serveAs(s *server, longest int) error {
+	log.SetOutput(io.Discard) // net/http prints there what a server sent unasked
 	go s.look()
 	return child.ServeOn(longest, s.begin, s.alone)
 }

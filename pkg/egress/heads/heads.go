@@ -45,7 +45,8 @@ const (
 	KindOpen   = 2 // from the child; the answer may have a socket
 	KindClosed = 3 // from the child: a socket to a destination, or the whole flow
 	// KindDial is like KindOpen, from a child with an Inspector: a socket for what it has
-	// decrypted, and judged, of a name that is marked.
+	// decrypted, and judged, of a name that is marked. A child may have written anything: the
+	// daemon refuses Kinds other than TLS and HTTP, and no name.
 	KindDial = 4
 )
 

@@ -644,6 +644,39 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
+// TestTrailers: the trailers that a request announces go on, but for what is no trailer; an
+// OPTIONS * is the server's to answer; and what a server sends that is not HTTP is not quoted.
+func TestTrailers(t *testing.T) {
+	d := newDesk(t, serve(t, func(c net.Conn) {
+		defer c.Close()
+		q, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		io.Copy(io.Discard, q.Body) //nolint:errcheck // the answer says
+		if q.URL.Path == "/other" {
+			io.WriteString(c, "not of HTTP\r\n\r\n") //nolint:errcheck // likewise
+			return
+		}
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n%s %s %v.", q.Method, q.RequestURI, q.Trailer)
+	}), "allowed.test")
+	const head = " HTTP/1.1\r\nHost: allowed.test\r\nConnection: close\r\n"
+	for send, want := range map[string]string{
+		"POST /a" + head + "Transfer-Encoding: chunked\r\nTrailer: X-Sum, Host\r\n\r\n" +
+			"0\r\nX-Sum: 5\r\nHost: b\r\nX-Late: c\r\n\r\n": "POST /a map[X-Sum:[5]].",
+		"OPTIONS *" + head + "\r\n":  "OPTIONS * map[].",
+		"GET /other" + head + "\r\n": "or did not answer as HTTP.\"}\n",
+	} {
+		g := d.connect()
+		io.WriteString(g, send) //nolint:errcheck // the answer says
+		if b, err := io.ReadAll(g); err != nil || !strings.Contains(string(b), want) {
+			t.Errorf("%q, %v, want %q", b, err, want)
+		}
+		g.Close()
+		<-d.ended
+	}
+}
+
 // TestNoHost: a server gets no Host that the guest has not sent.
 func TestNoHost(t *testing.T) {
 	d := newDesk(t, serve(t, func(c net.Conn) {

@@ -44,7 +44,8 @@ func newWebServer(s *server) *webServer {
 	}
 	h := &http.Server{
 		Handler: w, ReadHeaderTimeout: HeadLimit, IdleTimeout: IdleLimit, MaxHeaderBytes: MaxHeaderBytes,
-		ErrorLog: log.New(io.Discard, "", 0), // guests would fill the log
+		DisableGeneralOptionsHandler: true,                       // OPTIONS * is for the server, if a rule allows it
+		ErrorLog:                     log.New(io.Discard, "", 0), // guests would fill the log
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, flowKey{}, c.(*Guest))
 		},
@@ -238,7 +239,7 @@ func PlainTarget(r *http.Request, scheme string) bool {
 // FewLines refuses a response with more than MaxLines headers.
 func FewLines(r *http.Response) error {
 	if Lines(r.Header) > MaxLines {
-		return fmt.Errorf("it sent more than %d headers", MaxLines)
+		return &refusal{Result: Failed, Text: fmt.Sprintf("The server sent more than %d headers.", MaxLines)}
 	}
 	return nil
 }
@@ -274,6 +275,7 @@ func rewrite(p *httputil.ProxyRequest) {
 // KeepSaid makes the outgoing request say what the guest has said where ReverseProxy would
 // not, but for protocols that it would change to, other than a WebSocket.
 func KeepSaid(p *httputil.ProxyRequest) {
+	keepTrailers(p)
 	p.Out.URL.RawQuery = p.In.URL.RawQuery
 	for _, h := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 		if v, ok := p.In.Header[h]; ok {
@@ -298,7 +300,19 @@ func TellFailed(rw http.ResponseWriter, r *http.Request, err error) {
 	if r.Context().Err() != nil {
 		panic(http.ErrAbortHandler) // the guest has gone
 	}
-	say(rw, http.StatusBadGateway, "SANDBOX::UNREACHABLE", "The server closed the connection, or did not answer as HTTP: "+err.Error())
+	say(rw, http.StatusBadGateway, "SANDBOX::UNREACHABLE", "The server closed the connection, or did not answer as HTTP"+why(err))
+}
+
+// why is what of an error has no bytes of the server: texts of net/http quote what it sent, in
+// which credentials may come back that no Inspector has masked.
+func why(err error) string {
+	if op, ok := errors.AsType[*net.OpError](err); ok { // of the kernel, or an alert of TLS
+		return fmt.Sprintf(": %s: %v.", op.Op, op.Err)
+	}
+	if t, ok := errors.AsType[net.Error](err); ok && t.Timeout() {
+		return ": it took too long."
+	}
+	return "."
 }
 
 // say writes an answer of sandboxd's own.

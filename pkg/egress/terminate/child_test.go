@@ -1,7 +1,9 @@
 package terminate
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -47,11 +49,18 @@ func bare(t *testing.T, line *os.File) (pid int, wait func() error) {
 	t.Helper()
 	c := exec.Command("/proc/self/exe")
 	c.Env = append(os.Environ(), asChild+"=1")
-	c.ExtraFiles, c.Stderr = []*os.File{line}, os.Stderr
+	var said bytes.Buffer
+	c.ExtraFiles, c.Stderr = []*os.File{line}, &said
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	return c.Process.Pid, c.Wait
+	return c.Process.Pid, func() error {
+		err := c.Wait()
+		if said.Len() > 0 { // the daemon logs it
+			err = errors.Join(err, errors.New(said.String()))
+		}
+		return err
+	}
 }
 
 // confined starts one as the daemon does.
@@ -74,7 +83,7 @@ func testProcess(t *testing.T, start func(*testing.T, *os.File) (int, func() err
 	pid, wait := start(t, theirs)
 	theirs.Close()
 	line := must(child.NewConn(ours, MaxBody, false))
-	d := deskOf(t, line, newSite(t, http.HandlerFunc(sized), true, nil).dial)
+	d := deskOf(t, line, newSite(t, http.HandlerFunc(talkative), true, nil).dial)
 	runs := make(chan bool, 1)
 	go line.Run(func(m child.Message) { //nolint:errcheck // the end of the child says
 		if m.Kind > child.MaxKind { // it runs
@@ -109,10 +118,28 @@ func testProcess(t *testing.T, start func(*testing.T, *os.File) (int, func() err
 		}
 		c.CloseIdleConnections()
 	}
+	c := d.client(false)
+	get(t, c, request(t, "GET", "https://"+host+"/unasked", nil))
+	c.CloseIdleConnections()
+	d.closed() // the child has read all
 	line.Close()
 	if err := wait(); err != nil {
 		t.Error(err)
 	}
+}
+
+// talkative is sized, and sends more than it was asked for /unasked: net/http would print that.
+func talkative(rw http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != "/unasked" {
+		sized(rw, r)
+		return
+	}
+	c, _, err := http.NewResponseController(rw).Hijack()
+	if err != nil {
+		return // the guest says
+	}
+	defer c.Close()
+	io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK\r\nX: "+secret) //nolint:errcheck // likewise
 }
 
 // peak is the most memory that a process has had, in KiB (proc_pid_status(5), VmHWM).

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"strings"
 	"sync"
 	"testing"
@@ -136,11 +138,37 @@ func TestEnds(t *testing.T) {
 		c.NetConn().Close()
 		<-d.ended
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.open) > 0 || len(d.guests) > 0 {
-		t.Errorf("%d and %d sockets are left", len(d.open), len(d.guests))
+	d.closed()
+}
+
+// TestNoLeaf: that the daemon gives no certificate is no fault of the program, and no note.
+func TestNoLeaf(t *testing.T) {
+	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
+	d.refuses = true
+	if err := tls.Client(d.connect(), &tls.Config{RootCAs: authority().pool(), ServerName: host}).Handshake(); err == nil {
+		t.Fatal("it has shaken hands")
 	}
+	<-d.ended // what the child tells comes in order
+	if len(d.notes) > 0 {
+		t.Error(<-d.notes)
+	}
+}
+
+// TestReplacedHeader: an Answerer may give an answer 1xx another header.
+func TestReplacedHeader(t *testing.T) {
+	s := sending{r: request(t, "GET", "https://"+host+"/", nil), a: replacing{}}
+	h := textproto.MIMEHeader{"Link": {secret}}
+	if err := httptrace.ContextClientTrace(s.request().Context()).Got1xxResponse(103, h); err != nil || fmt.Sprint(h) != "map[Link:[***]]" {
+		t.Errorf("%v, %v", h, err)
+	}
+}
+
+type replacing struct{}
+
+// Response answers with one header.
+func (replacing) Response(r *http.Response) error {
+	r.Header = http.Header{"Link": {"***"}}
+	return nil
 }
 
 // TestSlow: a head that does not come ends its connection, and nobody else waits for it.
@@ -183,7 +211,8 @@ func TestNoDaemon(t *testing.T) {
 	}
 }
 
-// TestUnreachable: a server that does not answer, or not as HTTP, is told.
+// TestUnreachable: of a server that does not answer, or not as HTTP, the guest is told, and not
+// what it sent: that may be a credential, which no Answerer has seen.
 func TestUnreachable(t *testing.T) {
 	l := must(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
@@ -196,19 +225,20 @@ func TestUnreachable(t *testing.T) {
 			s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{must(certOf())}})
 			go func() {
 				defer s.Close()
-				s.Read(make([]byte, 100))              //nolint:errcheck // the guest says
-				io.WriteString(s, "what is this?\r\n") //nolint:errcheck // likewise
+				s.Read(make([]byte, 100))                    //nolint:errcheck // the guest says
+				io.WriteString(s, "what is "+secret+"?\r\n") //nolint:errcheck // likewise
 			}()
 		}
 	}()
 	for want, dial := range map[string]func() (net.Conn, error){
-		"there is no route": func() (net.Conn, error) { return nil, errors.New("there is no route") },
-		"malformed HTTP":    func() (net.Conn, error) { return net.Dial("tcp", l.Addr().String()) },
+		"there is no route":       func() (net.Conn, error) { return nil, errors.New("there is no route") },
+		"did not answer as HTTP.": func() (net.Conn, error) { return net.Dial("tcp", l.Addr().String()) },
 	} {
 		d := newDesk(t, (&clerk{}).maker, dial)
 		for _, h2 := range []bool{false, true} {
 			resp, body := get(t, d.client(h2), request(t, "GET", "https://"+host+"/", nil))
-			if resp.StatusCode != 502 || !strings.Contains(body, "SANDBOX::UNREACHABLE") || !strings.Contains(body, want) {
+			if resp.StatusCode != 502 || !strings.Contains(body, "SANDBOX::UNREACHABLE") || !strings.Contains(body, want) ||
+				strings.Contains(body, secret) {
 				t.Errorf("%d %s, want %s", resp.StatusCode, body, want)
 			}
 		}
@@ -266,6 +296,10 @@ func TestLeaves(t *testing.T) {
 			t.Errorf("%s: a certificate for %v", c.name, cert.Leaf.DNSNames)
 		}
 	}
+	kept := l.byName[host]
+	if begin := kept.cert.Leaf.NotBefore; kept.old(begin) || !kept.old(begin.Add(-time.Second)) {
+		t.Error("a clock that was set back")
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := l.of(ctx, line, "cancelled.example.com"); !errors.Is(err, context.Canceled) {
@@ -286,10 +320,10 @@ func TestLeaves(t *testing.T) {
 // TestNotes: of many notes, some are sent at once and then one each second.
 func TestNotes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var n notes
+		var n Notes
 		count := func() (may int) {
 			for range 100 {
-				if n.may(time.Now()) {
+				if n.May(time.Now()) {
 					may++
 				}
 			}

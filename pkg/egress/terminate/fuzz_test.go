@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
@@ -84,8 +85,16 @@ func (w *witness) serve(c *tls.Conn) {
 			return
 		}
 		w.look(head.String(), r)
+		names := http.Header{}
+		for name := range r.Trailer {
+			names[name] = []string{}
+		}
+		r.Trailer = names
 		if err := skipBody(r, b); err != nil {
-			return // the guest did not send all
+			if errors.Is(err, errTrailer) {
+				w.fault("%v", err)
+			}
+			return // or the guest did not send all
 		}
 		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") //nolint:errcheck // the guest says
 	}
@@ -96,6 +105,8 @@ type onlyReader struct{ io.Reader }
 
 // Read ends.
 func (onlyReader) Read([]byte) (int, error) { return 0, io.EOF }
+
+var errTrailer = errors.New("a trailer that was not announced, or is none")
 
 // skipBody reads a body as strictly as it can be.
 func skipBody(r *http.Request, b *bufio.Reader) error {
@@ -113,10 +124,15 @@ func skipBody(r *http.Request, b *bufio.Reader) error {
 			return fmt.Errorf("a chunk begins as %q", line)
 		}
 		if n == 0 { // and trailers
-			for line = "x"; line != "\r\n" && err == nil; {
-				line, err = b.ReadString('\n')
+			for {
+				line, err := b.ReadString('\n')
+				if err != nil || line == "\r\n" {
+					return err
+				}
+				if name, _, ok := strings.Cut(line, ": "); !ok || !httpguts.ValidTrailerHeader(name) || r.Trailer[name] == nil {
+					return fmt.Errorf("%w: %q", errTrailer, line)
+				}
 			}
-			return err
 		}
 		if _, err := io.CopyN(io.Discard, b, n+2); err != nil {
 			return err
@@ -252,6 +268,7 @@ func FuzzHTTP2(f *testing.F) {
 	} {
 		f.Add([]byte(start+s), []byte("abc"), []byte{})
 	}
+	f.Add([]byte(strings.Replace(start, "/a", "/a?b HTTP/1.0", 1)), []byte("abc"), []byte{})
 	f.Add([]byte(start+"\x01:path\x00/a b\r\n"), []byte{}, []byte("\x00\x00\x01\x00\x01\x00\x00\x00\x01a"))
 	f.Add([]byte(strings.Replace(start, "POST", "CONNECT\x01:protocol\x00websocket", 1)), []byte{}, []byte{})
 	f.Add([]byte(strings.Replace(start, host, "other.example.com", 1)), []byte{}, []byte{})

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/net/http2"
@@ -92,10 +94,10 @@ func TestSmuggling(t *testing.T) {
 		},
 		"another port": {"GET /1 HTTP/1.1\r\nHost: " + host + ":444\r\n\r\n" + last, []string{"421", "200 OK"}, nil},
 		"its port": {
-			"GET /1 HTTP/1.1\r\nHost: " + host + ":443\r\n\r\n", []string{"200 OK"}, []string{"GET /1 " + host + ":443"},
+			"GET /1 HTTP/1.1\r\nHost: " + host + ":443\r\n\r\n", []string{"200 OK"}, []string{"GET /1 " + host + " "},
 		},
 		"capitals, and a dot": {
-			"GET /1 HTTP/1.1\r\nHost: API.example.COM.\r\n\r\n", []string{"200 OK"}, []string{"GET /1 API.example.COM."},
+			"GET /1 HTTP/1.1\r\nHost: API.example.COM.\r\n\r\n", []string{"200 OK"}, []string{"GET /1 " + host + " "},
 		},
 		"a user": {"GET /1 HTTP/1.1\r\nHost: other.example.com@" + host + "\r\n\r\n", []string{"4"}, nil},
 		"its URL": {
@@ -104,8 +106,13 @@ func TestSmuggling(t *testing.T) {
 		"another URL":      {"GET https://other.example.com/1 HTTP/1.1\r\n" + head + "\r\n", []string{"421"}, nil},
 		"a URL of http":    {"GET http://" + host + "/1 HTTP/1.1\r\n" + head + "\r\n", []string{"400", "target"}, nil},
 		"a URL without //": {"GET https:https://other.example.com/1 HTTP/1.1\r\n" + head + "\r\n", []string{"400", "target"}, nil},
-		"CONNECT":          {"CONNECT " + host + ":443 HTTP/1.1\r\n" + head + "\r\n", []string{"405"}, nil},
-		"TRACE":            {"TRACE /1 HTTP/1.1\r\n" + head + "\r\n", []string{"405"}, nil},
+		"OPTIONS *":        {"OPTIONS * HTTP/1.1\r\n" + head + "\r\n", []string{"200 OK", "served"}, []string{"OPTIONS * " + host}},
+		"OPTIONS * of another": {
+			"OPTIONS * HTTP/1.1\r\nHost: other.example.com\r\n\r\n", []string{"421"}, nil,
+		},
+		"a fragment": {"GET /1?a#b HTTP/1.1\r\n" + head + "\r\n", []string{"400", "target"}, nil},
+		"CONNECT":    {"CONNECT " + host + ":443 HTTP/1.1\r\n" + head + "\r\n", []string{"405"}, nil},
+		"TRACE":      {"TRACE /1 HTTP/1.1\r\n" + head + "\r\n", []string{"405"}, nil},
 		"many lines": {
 			"GET /1 HTTP/1.1\r\n" + head + strings.Repeat("a:\r\n", 129) + "\r\n", []string{"431", "128 headers at most"}, nil,
 		},
@@ -214,24 +221,31 @@ func TestFrames(t *testing.T) {
 		seen   string // begins what the server saw
 		part   bool   // or it saw nothing of it yet
 	}{
-		"plain":                  {start, "words", "200", served + " len=-1 te=[chunked] x=[] body=words <nil>", false},
-		"a length":               {with("content-length 5"), "words", "200", served + " len=5 te=[] x=[] body=words <nil>", false},
-		"two lengths":            {with("content-length 5", "content-length 4"), "words", "400", "", false},
-		"a length that is none":  {with("content-length 5x"), "words", "", "", false},
-		"a short body":           {with("content-length 9"), "words", "", served + " len=9 te=[] x=[] body=words unexpected EOF", true},
-		"a long body":            {with("content-length 2"), "words", "", "", false},
-		"chunks":                 {with("transfer-encoding chunked"), "0\r\n\r\nGET /hidden HTTP/1.1\r\n\r\n", "400", "", false},
-		"a connection":           {with("connection close"), "", "400", "", false},
-		"an upgrade":             {with("upgrade websocket", "connection upgrade"), "", "400", "", false},
-		"another te":             {with("te gzip"), "", "400", "", false},
-		"LF in a value":          {with("x a\nhost: other.example.com"), "", "reset PROTOCOL_ERROR", "", false},
-		"CR LF in a value":       {with("x a\r\n\r\nGET /hidden HTTP/1.1"), "", "reset PROTOCOL_ERROR", "", false},
-		"a zero byte":            {with("x a\x00b"), "", "reset PROTOCOL_ERROR", "", false},
-		"CR LF in a name":        {with("x\r\ny a"), "", "reset PROTOCOL_ERROR", "", false},
-		"a colon in a name":      {with("x:y a"), "", "reset PROTOCOL_ERROR", "", false},
-		"capitals in a name":     {with("Xy a"), "", "reset PROTOCOL_ERROR", "", false},
-		"CR LF in the path":      {instead(2, ":path /1 HTTP/1.1\r\nHost: other.example.com\r\n\r\n"), "", "", "", false},
-		"a space in the path":    {instead(2, ":path /1 HTTP/1.1 x"), "", "200", "POST /1%20HTTP/1.1%20x " + host, false},
+		"plain":                 {start, "words", "200", served + " len=-1 te=[chunked] x=[] body=words <nil>", false},
+		"a length":              {with("content-length 5"), "words", "200", served + " len=5 te=[] x=[] body=words <nil>", false},
+		"two lengths":           {with("content-length 5", "content-length 4"), "words", "400", "", false},
+		"a length that is none": {with("content-length 5x"), "", "400", "", false},
+		"a short body":          {with("content-length 9"), "words", "", served + " len=9 te=[] x=[] body=words unexpected EOF", true},
+		"a long body":           {with("content-length 2"), "words", "", "", false},
+		"chunks":                {with("transfer-encoding chunked"), "0\r\n\r\nGET /hidden HTTP/1.1\r\n\r\n", "400", "", false},
+		"a connection":          {with("connection close"), "", "400", "", false},
+		"an upgrade":            {with("upgrade websocket", "connection upgrade"), "", "400", "", false},
+		"another te":            {with("te gzip"), "", "400", "", false},
+		"LF in a value":         {with("x a\nhost: other.example.com"), "", "reset PROTOCOL_ERROR", "", false},
+		"CR LF in a value":      {with("x a\r\n\r\nGET /hidden HTTP/1.1"), "", "reset PROTOCOL_ERROR", "", false},
+		"a zero byte":           {with("x a\x00b"), "", "reset PROTOCOL_ERROR", "", false},
+		"CR LF in a name":       {with("x\r\ny a"), "", "reset PROTOCOL_ERROR", "", false},
+		"a colon in a name":     {with("x:y a"), "", "reset PROTOCOL_ERROR", "", false},
+		"capitals in a name":    {with("Xy a"), "", "reset PROTOCOL_ERROR", "", false},
+		"CR LF in the path":     {instead(2, ":path /1 HTTP/1.1\r\nHost: other.example.com\r\n\r\n"), "", "", "", false},
+		"a space in the path":   {instead(2, ":path /1 HTTP/1.1 x"), "", "400", "", false},
+		"a space in the query":  {instead(2, ":path /1?b HTTP/1.0"), "", "400", "", false},
+		"OPTIONS * of another": {
+			[]string{":method OPTIONS", ":scheme https", ":path *", ":authority other.example.com"}, "", "421", "", false,
+		},
+		"OPTIONS *": {
+			[]string{":method OPTIONS", ":scheme https", ":path *", ":authority " + host}, "", "200", "OPTIONS * " + host, false,
+		},
 		"CR LF in the method":    {instead(0, ":method GET / HTTP/1.1\r\n\r\n"), "", "", "", false},
 		"another host":           {instead(3, ":authority other.example.com"), "", "421", "", false},
 		"a user":                 {instead(3, ":authority x@"+host), "", "", "", false},
@@ -328,10 +342,108 @@ func TestLimit(t *testing.T) {
 		t.Error(got)
 	}
 	close(end)
-	g = d.h2()
+	for stream := uint32(3); ; stream += 2 { // until one of the others has ended
+		if err := g.ask(stream, "", false, ":method GET", ":scheme https", ":path /", ":authority "+host); err != nil {
+			t.Fatal(err)
+		}
+		switch got := g.answer(stream); got {
+		case "200":
+			return
+		case "503":
+		default:
+			t.Fatal(got)
+		}
+	}
+}
+
+// TestUnread: a request counts until the guest has let its answer be written, so that one which
+// reads none has a bounded number of them.
+func TestUnread(t *testing.T) {
+	ours, theirs, err := child.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, far := must(child.NewConn(ours, MaxBody, false)), must(child.NewConn(theirs, maxToChild, true))
+	d, i := deskOf(t, line, newSite(t, http.HandlerFunc(echo), true, nil).dial), newInspector((&clerk{}).maker)
+	go heads.ServeLine(i, far) //nolint:errcheck // ends with the test
+	go line.Run(d.handle)      //nolint:errcheck // likewise
+	defer line.Close()
+	d.configure(line)
+	i.busy.Store(maxRequests) // by others
+	g := d.h2()
 	defer g.c.Close()
-	if ask(g, 1); g.answer(1) == "" {
-		t.Error("no answer")
+	if err := g.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}); err != nil {
+		t.Fatal(err)
+	}
+	get := func(stream uint32) string {
+		if err := g.ask(stream, "", false, ":method GET", ":scheme https", ":path /", ":authority "+host); err != nil {
+			t.Fatal(err)
+		}
+		return g.answer(stream)
+	}
+	for stream := uint32(1); stream < 20; stream += 2 {
+		if got := get(stream); got != "503" {
+			t.Fatal(got)
+		}
+	}
+	if n := i.busy.Load(); n != maxRequests+10 {
+		t.Errorf("%d count, and nobody has read the answers", n-maxRequests)
+	}
+	i.busy.Add(maxRequests)
+	if got := get(21); !strings.HasPrefix(got, "reset") {
+		t.Error(got)
+	}
+}
+
+// A resetter is a server of HTTP/2 that resets each stream, and goes on or not.
+type resetter struct {
+	code  http2.ErrCode
+	conns atomic.Int64
+	heads atomic.Int64
+}
+
+func (s *resetter) dial() (net.Conn, error) {
+	s.conns.Add(1)
+	near, far := pair()
+	go func() {
+		c := tls.Server(far, &tls.Config{Certificates: []tls.Certificate{must(certOf())}, NextProtos: []string{"h2"}})
+		defer c.Close()
+		if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
+			return
+		}
+		f := http2.NewFramer(c, c)
+		f.WriteSettings() //nolint:errcheck // the reads say
+		for {
+			frame, err := f.ReadFrame()
+			if err != nil {
+				return
+			}
+			if h, ok := frame.(*http2.HeadersFrame); ok {
+				s.heads.Add(1)
+				f.WriteRSTStream(h.StreamID, s.code) //nolint:errcheck // likewise
+			}
+		}
+	}()
+	return near, nil
+}
+
+// TestSentOnce: a request that may have had an effect is sent once, whatever the server says,
+// and one that may be repeated a few times. Each has few connections.
+func TestSentOnce(t *testing.T) {
+	for _, code := range []http2.ErrCode{http2.ErrCodeProtocol, http2.ErrCodeRefusedStream, http2.ErrCodeInternal} {
+		for method, most := range map[string]int64{"POST": 1, "DELETE": 1, "PATCH": 1, "GET": maxSends} {
+			for _, body := range []string{"", "words"} {
+				s, k := &resetter{code: code}, &clerk{again: true}
+				d := newDesk(t, k.maker, s.dial)
+				resp, answer := get(t, d.client(true), request(t, method, "https://"+host+"/", strings.NewReader(body)))
+				if resp.StatusCode != 502 || !strings.Contains(answer, "UNREACHABLE") {
+					t.Errorf("%d %s", resp.StatusCode, answer)
+				}
+				if n := s.heads.Load(); n == 0 || n > most || s.conns.Load() > most+1 || len(k.judged()) != 1 {
+					t.Errorf("%s %q, %v: sent %d times, on %d connections", method, body, code, n, s.conns.Load())
+				}
+			}
+		}
 	}
 }
 

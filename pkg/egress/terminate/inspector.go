@@ -26,7 +26,7 @@ type inspector struct {
 	judges JudgeMaker
 	conf   atomic.Pointer[settings]
 	leaves leaves
-	notes  notes
+	notes  Notes
 	busy   atomic.Int32 // requests under way
 
 	tls   *tls.Config // to guests
@@ -48,12 +48,12 @@ func newInspector(judges JudgeMaker) *inspector {
 		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true,
 	}
 	i.proxy = &httputil.ReverseProxy{
-		Rewrite: rewrite, ModifyResponse: heads.FewLines, Transport: bySession{i}, FlushInterval: -1, BufferPool: relay.Buffers{},
-		ErrorHandler: heads.TellFailed, ErrorLog: log.New(io.Discard, "", 0),
+		Rewrite: rewrite, Transport: bySession{i}, FlushInterval: -1, BufferPool: relay.Buffers{},
+		ErrorHandler: tell, ErrorLog: log.New(io.Discard, "", 0),
 	}
 	s := &http.Server{
 		Handler: i, ReadHeaderTimeout: heads.HeadLimit, IdleTimeout: heads.IdleLimit, MaxHeaderBytes: heads.MaxHeaderBytes,
-		Protocols: protocols(true),
+		Protocols: protocols(true), DisableGeneralOptionsHandler: true, // else OPTIONS * is answered unjudged
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxStreams, MaxReadFrameSize: frameSize,
 			MaxReceiveBufferPerConnection: guestWindow, MaxReceiveBufferPerStream: guestStream,
@@ -97,7 +97,7 @@ func (i *inspector) Message(line *child.Conn, m child.Message) {
 	if err := i.configure(m.File); err != nil {
 		said = plain(err.Error(), MaxBody)
 	}
-	line.Answer(m, []byte(said), nil) //nolint:errcheck // fails if the daemon is gone
+	go line.Answer(m, []byte(said), nil) //nolint:errcheck // fails if the daemon is gone; this is what reads the line
 }
 
 func (i *inspector) configure(f io.ReaderAt) error {
@@ -119,6 +119,10 @@ func (i *inspector) configure(f io.ReaderAt) error {
 // errName: crypto/tls has read another name than package heads.
 var errName = errors.New("the ClientHello is for another name")
 
+// errLeaf: the daemon has given no certificate, so that the handshake failed says nothing of
+// the guest.
+var errLeaf = errors.New("no certificate for the name")
+
 // certificate is called with each ClientHello that is answered: also with a second one, which
 // must be for the name that the daemon has marked.
 func (i *inspector) certificate(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -126,7 +130,11 @@ func (i *inspector) certificate(h *tls.ClientHelloInfo) (*tls.Certificate, error
 	if heads.PlainName(h.ServerName) != s.Name {
 		return nil, errName
 	}
-	return i.leaves.of(h.Context(), s.Line(), s.Name)
+	cert, err := i.leaves.of(h.Context(), s.Line(), s.Name)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errLeaf, err)
+	}
+	return cert, nil
 }
 
 // TLS ends TLS for a guest, and gives the flow to the http.Server.
@@ -141,12 +149,10 @@ func (i *inspector) TLS(g *heads.Guest) {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakeLimit)
 	defer cancel()
 	if err := t.HandshakeContext(ctx); err != nil {
-		i.notes.tell(g.Line(), handshakeFailed(g.Name, err))
+		if !errors.Is(err, errLeaf) {
+			i.notes.tell(g.Line(), handshakeFailed(g.Name, err))
+		}
 		g.Farewell()
-		return
-	}
-	if heads.PlainName(t.ConnectionState().ServerName) != g.Name {
-		g.Abort()
 		return
 	}
 	s.begin(conf, t.ConnectionState().NegotiatedProtocol == "h2")
@@ -231,9 +237,20 @@ func (s *session) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return k, nil
 }
 
-// Close ends the flow, and the connections to the server: an idle one of HTTP/2 would stay for
-// a while.
+// Close ends the flow, and the connections to the server.
 func (s *session) Close() error {
+	s.leave()
+	return s.Guest.Close()
+}
+
+// Abort is Close with a reset for the guest.
+func (s *session) Abort() {
+	s.leave()
+	s.Guest.Abort()
+}
+
+// leave ends the connections to the server: an idle one of HTTP/2 would stay for a while.
+func (s *session) leave() {
 	s.mu.Lock()
 	s.ended = true
 	open := s.open
@@ -242,7 +259,6 @@ func (s *session) Close() error {
 	for k := range open {
 		k.Conn.Close()
 	}
-	return s.Guest.Close()
 }
 
 // A socket is one to the server.

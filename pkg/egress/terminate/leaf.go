@@ -58,10 +58,12 @@ func (l *leaves) of(ctx context.Context, line *child.Conn, name string) (*tls.Ce
 	}
 }
 
+// old reports whether a leaf is to be asked for again: it ends soon, or the clock was set back
+// to before it begins.
 func (c *leaf) old(now time.Time) bool {
 	select {
 	case <-c.done:
-		return now.After(c.cert.Leaf.NotAfter.Add(-leafSpare))
+		return now.Before(c.cert.Leaf.NotBefore) || now.After(c.cert.Leaf.NotAfter.Add(-leafSpare))
 	default:
 		return false
 	}

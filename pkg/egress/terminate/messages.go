@@ -102,7 +102,8 @@ func readConfig(f io.ReaderAt) (c Config, err error) {
 }
 
 // ParseLeafRequest reads the name of which a child asks the Leaf. A child may have written
-// anything; whether the name is marked is for the caller.
+// anything, and any number of them: whether the name is marked is for the caller, and that one
+// Leaf is made for a child at a time.
 func ParseLeafRequest(b []byte) (name string, err error) {
 	if len(b) == 0 || heads.PlainName(string(b)) != string(b) {
 		return "", errForm
@@ -110,10 +111,10 @@ func ParseLeafRequest(b []byte) (name string, err error) {
 	return string(b), nil
 }
 
-// A Leaf is a certificate for a name, in DER.
+// A Leaf is a certificate for a name, as pkg/egress/authority makes it.
 type Leaf struct {
-	Chain [][]byte // the leaf first; none: there is no Leaf
-	Key   []byte   // PKCS #8
+	Chain [][]byte // in DER, the leaf first; none: there is no Leaf
+	Key   []byte   // PKCS #8 in DER
 	Text  string   // why there is no Leaf
 }
 
@@ -161,8 +162,9 @@ const (
 	noteKinds
 )
 
-// A Note tells of a connection that failed because it is decrypted. A child sends noteBurst at
-// once, and then one each second; the rest it leaves out.
+// A Note tells of a connection that failed because it is decrypted. A child sends as many as
+// its Notes let pass. One that a guest has taken over sends what it likes, so the daemon has
+// Notes of its own for each child.
 type Note struct {
 	Kind NoteKind
 	Name string // in normal form

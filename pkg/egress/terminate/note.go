@@ -10,21 +10,23 @@ import (
 // noteBurst is how many notes are sent at once.
 const noteBurst = 16
 
-// notes sends as many notes as a Note says: a guest can make as many as it likes.
-type notes struct {
+// Notes lets noteBurst notes pass at once, and then one each second: a guest can make as many
+// as it likes. The zero value is ready for use, and its methods may be called concurrently.
+type Notes struct {
 	mu   sync.Mutex
 	left int
 	last time.Time // when left was counted
 }
 
-func (n *notes) tell(line *child.Conn, note Note) {
-	if n.may(time.Now()) {
+func (n *Notes) tell(line *child.Conn, note Note) {
+	if n.May(time.Now()) {
 		note.Text = plain(note.Text, maxNote)
 		line.Tell(KindNote, note.Append(nil), nil) //nolint:errcheck // fails if the daemon is gone
 	}
 }
 
-func (n *notes) may(now time.Time) bool {
+// May reports whether one more may pass at a time, which is not before that of another call.
+func (n *Notes) May(now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.last.IsZero() {

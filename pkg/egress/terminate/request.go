@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -12,6 +13,7 @@ import (
 	"net/textproto"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
@@ -26,16 +28,18 @@ const (
 // ServeHTTP serves one request of a guest.
 func (i *inspector) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s := sessionOf(r.Context())
-	if i.busy.Add(1) > maxRequests {
-		i.busy.Add(-1)
+	defer i.busy.Add(-1) // when its answer is written, which a guest of HTTP/2 may put off
+	switch n := i.busy.Add(1); {
+	case n > 2*maxRequests:
+		panic(http.ErrAbortHandler)
+	case n > maxRequests:
 		rw.Header().Set("Retry-After", "1")
-		heads.TellFailed(rw, r, &Refusal{http.StatusServiceUnavailable, "SANDBOX::UNAVAILABLE", fmt.Sprintf(
+		tell(rw, r, &Refusal{http.StatusServiceUnavailable, "SANDBOX::UNAVAILABLE", fmt.Sprintf(
 			"sandboxd sends on %d requests of a sandbox to inspected hosts at the same time.", maxRequests)})
 		return
 	}
-	defer i.busy.Add(-1)
 	if refused := refuse(r, Destination{"https", s.Name, s.Port()}); refused != nil {
-		heads.TellFailed(rw, r, refused)
+		tell(rw, r, refused)
 		return
 	}
 	if r.ProtoMajor == 1 {
@@ -48,9 +52,33 @@ func (i *inspector) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		// The server may answer before it has read the request, and go on reading.
 		http.NewResponseController(rw).EnableFullDuplex() //nolint:errcheck // HTTP/1 has it
 	}
-	h := rw.Header() // net/http would add them where the server has none
-	h["Date"], h["Content-Type"] = nil, nil
-	i.proxy.ServeHTTP(rw, r)
+	i.proxy.ServeHTTP(asServed{rw}, r)
+}
+
+// asServed answers without what net/http would add where the server has none. ReverseProxy
+// empties the header after each answer 1xx, so it is looked at when the answer begins.
+type asServed struct{ http.ResponseWriter }
+
+// WriteHeader begins the answer.
+func (a asServed) WriteHeader(status int) {
+	for _, name := range []string{"Date", "Content-Type"} {
+		if h := a.Header(); h[name] == nil {
+			h[name] = nil
+		}
+	}
+	a.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (a asServed) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+// tell is heads.TellFailed. It returns when a guest of HTTP/2 has let the answer be written:
+// net/http would do that after the handler, where nobody counts it.
+func tell(rw http.ResponseWriter, r *http.Request, err error) {
+	heads.TellFailed(rw, r, err)
+	if r.ProtoMajor > 1 {
+		http.NewResponseController(rw).Flush() //nolint:errcheck // the guest has gone
+	}
 }
 
 // refuse checks what net/http leaves to its callers. Of a request with both Content-Length and
@@ -62,7 +90,7 @@ func refuse(r *http.Request, to Destination) *Refusal {
 	case r.Method == http.MethodConnect, r.Method == http.MethodTrace:
 		return &Refusal{http.StatusMethodNotAllowed, "SANDBOX::METHOD_NOT_ALLOWED", "sandboxd refuses " + r.Method +
 			" to an inspected host: the one asks for a proxy, and the other for the headers that the server got."}
-	case !heads.PlainTarget(r, to.Scheme), r.ProtoMajor > 1 && r.URL.Host != "":
+	case !heads.PlainTarget(r, to.Scheme), r.ProtoMajor > 1 && r.URL.Host != "", strings.ContainsFunc(r.RequestURI, notOfTarget):
 		return bad("sandboxd does not send on this target of a request: write a path, or " + to.Scheme + ":// with the host in ASCII.")
 	case heads.Lines(r.Header) > heads.MaxLines:
 		return &Refusal{
@@ -71,13 +99,28 @@ func refuse(r *http.Request, to Destination) *Refusal {
 		}
 	case slices.ContainsFunc(r.Header["Host"], func(h string) bool { return h != r.Host }): // only HTTP/2 leaves it there
 		return bad("The request has an :authority and another Host: send one of them.")
-	case len(r.Header["Content-Length"]) > 1:
-		return bad("The request has more than one Content-Length.")
+	case !oneLength(r):
+		return bad("The request has a Content-Length that is no number, or more than one.")
 	case !at(r.Host, to):
 		return &Refusal{http.StatusMisdirectedRequest, "SANDBOX::MISDIRECTED", fmt.Sprintf(
 			"This connection is for %s, port %d, and the request is for another host: send it on its own connection.", to.Name, to.Port)}
 	}
 	return nil
+}
+
+// notOfTarget: what a server of HTTP/1.1 may take for the end of a target (RFC 9112, section
+// 3.2). HTTP/2 carries blanks, and net/http writes a query as it came.
+func notOfTarget(c rune) bool { return c <= ' ' || c == 0x7f || c == '#' }
+
+// oneLength: of HTTP/2, net/http takes a Content-Length that it cannot read for 0, and serves
+// the request before it sees a body.
+func oneLength(r *http.Request) bool {
+	said := r.Header["Content-Length"]
+	if len(said) == 0 {
+		return true
+	}
+	n, err := strconv.ParseInt(said[0], 10, 64)
+	return len(said) == 1 && err == nil && n == r.ContentLength
 }
 
 // at reports whether a Host is that of a Destination.
@@ -92,9 +135,7 @@ func at(host string, to Destination) bool {
 // rewrite makes the request that is sent on: of the head, what does not belong to one
 // connection.
 func rewrite(p *httputil.ProxyRequest) {
-	p.Out.Host, p.Out.URL.Opaque = p.In.Host, ""
 	p.Out.Header.Del("Host")
-	p.Out.Trailer = p.In.Trailer // it is filled at the end of the body
 	heads.KeepSaid(p)
 }
 
@@ -145,11 +186,11 @@ func long(length int64) bool { return length < 0 || length > aheadFrom }
 // RoundTrip sends a request of HTTP without TLS.
 func (i *inspector) RoundTrip(g *heads.Guest, r *http.Request, send http.RoundTripper) (*http.Response, error) {
 	to := Destination{"http", r.URL.Host, g.Port()}
-	switch {
-	case i.conf.Load() == nil:
+	if i.conf.Load() == nil {
 		return nil, errNoJudge
-	case r.Method == http.MethodTrace, !at(r.Host, to):
-		return nil, refuse(r, to)
+	}
+	if refused := refuse(r, to); refused != nil {
+		return nil, refused
 	}
 	return i.judged(r, to, send)
 }
@@ -172,22 +213,26 @@ func toTell(err error, other *Refusal) error {
 
 // judged sends a request on if the Judge lets it pass, and shows it what comes back.
 func (i *inspector) judged(r *http.Request, to Destination, send http.RoundTripper) (*http.Response, error) {
-	host := r.Host
-	pin(r, host, to)
+	pin(r, to)
 	a, err := i.conf.Load().judge.Request(r, to)
 	if err != nil {
 		return nil, toTell(err, errNoJudge)
 	}
-	pin(r, host, to)
-	if a != nil {
-		r = r.WithContext(early(r, a))
+	pin(r, to)
+	r.GetBody = nil // a Judge may have set it, and Transport would send the body again
+	s := sending{r: r, a: a, left: 1}
+	if slices.Contains(repeatable, r.Method) {
+		s.left = maxSends
 	}
-	resp, err := send.RoundTrip(r)
+	resp, err := send.RoundTrip(s.request())
+	if err != nil && s.left < 0 {
+		err = errNotAgain
+	}
 	if err != nil {
 		return nil, err
 	}
 	if err = heads.FewLines(resp); err == nil && resp.StatusCode == http.StatusSwitchingProtocols && r.Header.Get("Upgrade") == "" {
-		err = errors.New("it switched protocols without being asked")
+		err = errSwitched
 	}
 	if err == nil && a != nil {
 		if err = a.Response(resp); err != nil {
@@ -201,26 +246,70 @@ func (i *inspector) judged(r *http.Request, to Destination, send http.RoundTripp
 	return resp, nil
 }
 
-// pin makes a request one to a Destination. In a URL of http stands a name only: heads looks
-// for it there.
-func pin(r *http.Request, host string, to Destination) {
-	r.Host, r.URL.Scheme, r.URL.User, r.URL.Opaque, r.URL.Host = host, to.Scheme, nil, "", to.Name
-	if to.Scheme == "https" && to.Port != 443 {
-		r.URL.Host = net.JoinHostPort(to.Name, strconv.Itoa(int(to.Port)))
+// pin makes a request one to a Destination, however the guest wrote its Host: a server that
+// compares it byte by byte would take another virtual host. In a URL of http stands a name
+// only: heads looks for it there.
+func pin(r *http.Request, to Destination) {
+	r.Host, r.URL.Scheme, r.URL.User, r.URL.Opaque = to.Name, to.Scheme, nil, ""
+	if to.Port != map[string]uint16{"http": 80, "https": 443}[to.Scheme] {
+		r.Host = net.JoinHostPort(to.Name, strconv.Itoa(int(to.Port)))
+	}
+	if r.URL.Host = r.Host; to.Scheme == "http" {
+		r.URL.Host = to.Name
 	}
 }
 
-// early shows answers 1xx to an Answerer. ReverseProxy has a hook for them in the context,
-// which is called after this one, with the same header.
-func early(r *http.Request, a Answerer) context.Context {
-	return httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+// repeatable are the methods of requests that may be sent again (RFC 9110, section 9.2.2), over
+// HTTP/2 maxSends times in all. Transport would send others again too, and without end: any that
+// has no body, when the server resets its stream. Over HTTP/1.1 it does so only on connections
+// that were idle, of which a flow has two, and with what a guest has given an Idempotency-Key.
+var repeatable = []string{http.MethodGet, http.MethodHead, http.MethodOptions}
+
+const maxSends = 3
+
+var (
+	errNotAgain = &Refusal{
+		http.StatusBadGateway, "SANDBOX::UNREACHABLE",
+		"The server ended the connection before it answered. sandboxd does not send the request again: it may have had an effect.",
+	}
+	errSwitched = &Refusal{http.StatusBadGateway, "SANDBOX::UNREACHABLE", "The server switched protocols without being asked."}
+)
+
+// A sending is a request on its way.
+type sending struct {
+	r    *http.Request
+	a    Answerer // or nil
+	left int      // how many connections of HTTP/2 it may still have; less than 0: it wanted one more
+}
+
+// request is the one that is to be sent. Transport calls GotConn before each sending, and over
+// HTTP/2 sends nothing when the context has ended by then. ReverseProxy has a hook for answers 1xx, which
+// is called after this one, with the same header.
+func (s *sending) request() *http.Request {
+	ctx, cancel := context.WithCancel(s.r.Context()) // which ends with the guest's request
+	return s.r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) {
+			if c, ok := info.Conn.(*tls.Conn); !ok || c.ConnectionState().NegotiatedProtocol != "h2" {
+				return
+			}
+			if s.left--; s.left < 0 {
+				cancel()
+			}
+		},
 		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
-			if a.Response(&http.Response{StatusCode: code, Header: http.Header(header), Body: http.NoBody, Request: r}) != nil {
-				clear(header)
+			if s.a == nil {
+				return nil
+			}
+			resp := &http.Response{StatusCode: code, Header: http.Header(header), Body: http.NoBody, Request: s.r}
+			err := s.a.Response(resp)
+			changed := maps.Clone(resp.Header) // it may be another map
+			clear(header)
+			if err == nil {
+				maps.Copy(header, textproto.MIMEHeader(changed))
 			}
 			return nil
 		},
-	})
+	}))
 }
 
 // explain says what a guest should know of TLS with the server, and tells the daemon.
@@ -234,8 +323,8 @@ func (i *inspector) explain(s *session, r *http.Request, err error) error {
 		return &Refusal{http.StatusBadGateway, "SANDBOX::SERVER_CERTIFICATE", "sandboxd sent nothing: " + text}
 	}
 	if s.wanted.Load() && !s.spoke.Load() {
-		text := fmt.Sprintf("%s asked for a certificate of its client, and then ended the connection (%v). sandboxd has none: "+
-			"such a host cannot be inspected", s.Name, err)
+		text := s.Name + " asked for a certificate of its client, and then ended the connection. sandboxd has none: " +
+			"such a host cannot be inspected"
 		i.notes.tell(s.Line(), Note{ServerWants, s.Name, text})
 		return &Refusal{http.StatusBadGateway, "SANDBOX::CLIENT_CERTIFICATE", text}
 	}

@@ -28,6 +28,7 @@ package terminate
 
 import (
 	"net/http"
+	"runtime"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
@@ -40,18 +41,31 @@ const Verb = "terminate"
 // child lives on with the daemon that speaks both.
 const Version = 1
 
-// Memory is the limit of a child's data, in bytes, for 256 connections of its sandbox. Of one
-// it holds 80 KiB for the two sides of TLS, and with HTTP/2 what its windows allow if nobody
-// reads: 256 KiB from the guest, and 2 MiB from the server. Each request, of which there are
-// maxRequests, holds 384 KiB: 128 KiB for its head and the copy, 160 KiB of buffers (see ahead),
-// stacks. For 256 flows of HTTP/1.1 this is 116 MiB; for maxRequests on HTTP/2, 212 MiB, and 2.2
-// MiB for each connection whose guest does not read. The collector keeps the child below two
-// thirds of the limit. A guest that wants more than that loses its own connections: no other
-// sandbox has any here.
+// Memory is the limit of a child's data, in bytes, for 256 connections of its sandbox:
+//
+//	256 connections: TLS of the two sides, 80 KiB            20 MiB
+//	on HTTP/2, if nobody reads: 256 KiB of the guest,
+//	and 512 KiB of the server                               192 MiB
+//	maxRequests with 384 KiB: the head and its copy,
+//	buffers (see ahead), stacks                             192 MiB
+//	as many that are told 503 on HTTP/2, with 128 KiB        64 MiB
+//
+// That is 468 MiB if a guest does all of it, 212 MiB if 256 programs read slowly, and 116 MiB
+// for 256 flows of HTTP/1.1. Requests without TLS are among these 256. The collector keeps the
+// child below two thirds of the limit, and works the harder the more of it is in use. A guest
+// that wants more than that loses its own connections: no other sandbox has any here.
+//
+// But its processors and memory are the host's. So whoever starts the child puts it into the
+// cgroup of its sandbox, or counts the children: N of them may hold N times Memory, and use
+// N times processors.
 const Memory = 512 << 20
 
+// processors is how many a child runs Go on at most: one for each direction of a flow.
+const processors = 2
+
 const (
-	// maxRequests is how many requests are under way at most; more get 503.
+	// maxRequests is how many requests of TLS are under way at most; more get 503. A guest of
+	// HTTP/2 may not read that, so beyond twice as many the streams are reset.
 	maxRequests = 512
 	// maxStreams are those of one connection of HTTP/2.
 	maxStreams = 250
@@ -60,13 +74,14 @@ const (
 
 	// Windows of HTTP/2. Of a stream it is less than of the connection, so that one which
 	// nobody reads does not hold up the others. The guest is near, and 128 KiB in a round trip
-	// of 0.2 ms are 600 MB/s. To a server 1 MiB in 50 ms are 20 MB/s.
+	// of 0.2 ms are 600 MB/s. To a server 256 KiB in 50 ms are 5 MB/s for each stream.
 	guestWindow, guestStream   = 256 << 10, 128 << 10
-	serverWindow, serverStream = 2 << 20, 1 << 20
+	serverWindow, serverStream = 512 << 10, 256 << 10
 	frameSize                  = 32 << 10
 
-	// A flow may have eight sockets, and ask four questions at a time (pkg/egress/proxy.go).
-	maxServerConns = 8
+	// A flow may have eight sockets, and ask four questions at a time (pkg/egress/proxy.go). The
+	// daemon counts a socket, and a question, for a moment longer than the child.
+	maxServerConns = 6
 	maxDials       = 3
 )
 
@@ -112,5 +127,8 @@ type JudgeMaker func(config []byte) (Judge, error)
 
 // Serve returns the verb.
 func Serve(judges JudgeMaker) func(args []string) error {
-	return func([]string) error { return heads.ServeWith(newInspector(judges), maxToChild) }
+	return func([]string) error {
+		runtime.GOMAXPROCS(min(processors, runtime.GOMAXPROCS(0)))
+		return heads.ServeWith(newInspector(judges), maxToChild)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -101,11 +102,16 @@ func TestBodyRefused(t *testing.T) {
 		} else if strings.HasPrefix(t.Name(), "TestBodyRefused/2") {
 			t.Error(err)
 		}
-		c.CloseIdleConnections()
-		<-d.ended
-		stacks := make([]byte, 1<<20)
-		for bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*ahead).fill")) { // it hangs if that stays
-			runtime.Gosched()
+		d.end(c)
+		for end := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
+			var stacks bytes.Buffer
+			pprof.Lookup("goroutine").WriteTo(&stacks, 2) //nolint:errcheck // to memory
+			if !bytes.Contains(stacks.Bytes(), []byte("(*ahead).fill")) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatal("the body is read on")
+			}
 		}
 	})
 }
@@ -142,6 +148,10 @@ func TestAnswers(t *testing.T) {
 			io.WriteString(rw, "<html>") //nolint:errcheck // the client says
 		case "/redirect":
 			http.Redirect(rw, r, "https://other.example.com/", http.StatusFound)
+		case "/early-untyped":
+			rw.WriteHeader(103)
+			rw.Header()["Content-Type"] = nil
+			io.WriteString(rw, "<html>") //nolint:errcheck // the client says
 		case "/early":
 			rw.Header().Set("Link", "</style.css>; rel=preload; secret="+secret)
 			rw.WriteHeader(103)
@@ -156,6 +166,9 @@ func TestAnswers(t *testing.T) {
 			"/304":   func(r *http.Response, b string) bool { return r.StatusCode == 304 && r.Header.Get("ETag") == `"x"` },
 			"/range": func(r *http.Response, b string) bool { return r.StatusCode == 206 && b == "234" },
 			"/untyped": func(r *http.Response, b string) bool {
+				return r.Header["Content-Type"] == nil && r.Header["Date"] == nil
+			},
+			"/early-untyped": func(r *http.Response, b string) bool {
 				return r.Header["Content-Type"] == nil && r.Header["Date"] == nil
 			},
 			"/redirect": func(r *http.Response, b string) bool { return r.Header.Get("Location") == "https://other.example.com/" },
@@ -183,7 +196,7 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-// TestTrailers: trailers pass both ways, announced or not.
+// TestTrailers: trailers pass both ways, those of an answer announced or not.
 func TestTrailers(t *testing.T) {
 	h := func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("Trailer", "X-Announced")
@@ -201,6 +214,30 @@ func TestTrailers(t *testing.T) {
 			t.Errorf("%q, %v", body, resp.Trailer)
 		}
 	})
+}
+
+// TestForbiddenTrailers: of a request, what was not announced, or what a server may take for a
+// header that was judged, goes nowhere.
+func TestForbiddenTrailers(t *testing.T) {
+	s := newSite(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body) //nolint:errcheck // the trailers say
+		fmt.Fprint(rw, r.Trailer)
+	}), false, nil)
+	d := newDesk(t, (&clerk{}).maker, s.dial)
+	const end = "0\r\nX-Sum: 5\r\nHost: other.example.com\r\nAuthorization: x\r\nX-Late: 1\r\n\r\n"
+	for announced, want := range map[string]string{
+		"X-Sum, Host, Authorization": "map[X-Sum:[5]]",
+		"X-Other":                    "map[X-Other:[]]", "": "map[]",
+	} {
+		if announced != "" {
+			announced = "Trailer: " + announced + "\r\n"
+		}
+		got := d.raw("POST / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n" +
+			announced + "\r\n" + end)
+		if !strings.HasSuffix(got, "\r\n"+want) {
+			t.Errorf("%q: %s, want %s", announced, got, want)
+		}
+	}
 }
 
 // TestExpect: the server decides whether the guest sends its body.
@@ -289,13 +326,8 @@ func TestCancelled(t *testing.T) {
 		cancel()
 		resp.Body.Close()
 		<-gone
-		c.CloseIdleConnections()
-		<-d.ended
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if len(d.open) > 0 || len(d.guests) > 0 {
-			t.Errorf("%d and %d sockets are left", len(d.open), len(d.guests))
-		}
+		d.end(c)
+		d.closed()
 	})
 }
 

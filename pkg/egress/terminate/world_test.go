@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -93,8 +94,9 @@ const secret = "s3cret"
 
 // A clerk is a Judge. It puts a header in, and takes its value out of the headers of answers.
 type clerk struct {
-	mu   sync.Mutex
-	seen []string
+	mu    sync.Mutex
+	seen  []string
+	again bool // it says how a body is sent again
 }
 
 func (c *clerk) maker(config []byte) (Judge, error) {
@@ -121,6 +123,9 @@ func (c *clerk) Request(r *http.Request, to Destination) (Answerer, error) {
 		r.Host, r.URL.Host, r.URL.Scheme = "other.example.com", "other.example.com", "http"
 	}
 	r.Header.Set("X-Secret", secret)
+	if c.again {
+		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("words")), nil }
+	}
 	return c, nil
 }
 
@@ -152,11 +157,13 @@ type desk struct {
 	port uint16
 	// first: the server may speak first. grant: and may be reached then.
 	first, grant bool
+	refuses      bool // to make certificates
 
 	mu     sync.Mutex
 	asked  []string
 	leaves int
 	open   map[uint32]net.Conn
+	fewer  sync.Cond // of open or guests
 	guests map[uint64]net.Conn
 	socket uint32
 	flows  uint64
@@ -188,9 +195,34 @@ func newDesk(t testing.TB, judges JudgeMaker, dial func() (net.Conn, error)) *de
 }
 
 func deskOf(t testing.TB, line *child.Conn, dial func() (net.Conn, error)) *desk {
-	return &desk{
+	d := &desk{
 		t: t, line: line, dial: dial, port: 443, open: map[uint32]net.Conn{}, guests: map[uint64]net.Conn{},
 		notes: make(chan Note, 1000), ended: make(chan uint64, 10000),
+	}
+	d.fewer.L = &d.mu
+	return d
+}
+
+// end waits until the one flow of a client ends, which it closes when it is idle.
+func (d *desk) end(c *http.Client) {
+	for {
+		c.CloseIdleConnections()
+		select {
+		case <-d.ended:
+			return
+		default:
+			runtime.Gosched()
+		}
+	}
+}
+
+// closed waits until the child has closed all flows, and all sockets to servers: one that
+// Transport closes may be told after its flow.
+func (d *desk) closed() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for len(d.open)+len(d.guests) > 0 {
+		d.fewer.Wait()
 	}
 }
 
@@ -215,7 +247,11 @@ func (d *desk) handle(m child.Message) {
 		d.mu.Lock()
 		d.leaves++
 		d.mu.Unlock()
-		go d.line.Answer(m, authority().leaf(name, time.Now().Add(time.Hour)).Append(nil), nil) //nolint:errcheck // the guest waits
+		l := Leaf{Text: "no rule marks " + name}
+		if !d.refuses {
+			l = authority().leaf(name, time.Now().Add(time.Hour))
+		}
+		go d.line.Answer(m, l.Append(nil), nil) //nolint:errcheck // the guest waits
 	case KindNote:
 		n, err := ParseNote(m.Body)
 		if err != nil {
@@ -235,12 +271,14 @@ func (d *desk) handle(m child.Message) {
 				s.Close()
 			}
 			delete(d.open, c.Socket)
+			d.fewer.Broadcast()
 			return
 		}
 		if g := d.guests[c.Flow]; g != nil {
 			g.Close()
 		}
 		delete(d.guests, c.Flow)
+		d.fewer.Broadcast()
 		d.ended <- c.Flow
 	default:
 		d.t.Errorf("a message of kind %d", m.Kind)
@@ -386,7 +424,7 @@ func newSite(t testing.TB, h http.Handler, h2 bool, conf *tls.Config) *site {
 		conf = &tls.Config{Certificates: []tls.Certificate{must(certOf())}}
 	}
 	s.Handler, s.TLSConfig, s.ErrorLog = h, conf, log.New(io.Discard, "", 0)
-	s.Protocols = protocols(h2)
+	s.Protocols, s.DisableGeneralOptionsHandler = protocols(h2), true
 	l := must(net.Listen("tcp", "127.0.0.1:0"))
 	s.addr = l.Addr().String()
 	go s.ServeTLS(l, "", "") //nolint:errcheck // ends with the test
