@@ -352,7 +352,10 @@ func TestSlowBody(t *testing.T) {
 				w.pipe = func() net.Conn {
 					ours, guests := net.Pipe()
 					go func() {
-						if _, err := http.ReadRequest(bufio.NewReader(guests)); err == nil {
+						if q, err := http.ReadRequest(bufio.NewReader(guests)); err == nil {
+							// If the connection ends with a byte that nobody read, net/http may tell of that,
+							// and not the answer.
+							io.ReadFull(q.Body, make([]byte, 1)) //nolint:errcheck // shows in the answer
 							// read below
 							io.WriteString(guests, "HTTP/1.1 418 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n") //nolint:errcheck
 						}

@@ -82,11 +82,8 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 	body := &unread{ReadCloser: r.Body}
 	r.Body = body
 	p.proxy.ServeHTTP(hinted{w, p.clean}, r)
-	if r.ContentLength != 0 && !body.ended.Load() {
-		rc.SetReadDeadline(time.Now().Add(unreadTime)) //nolint:errcheck // a recorder in a test has none
-		if r.ContentLength < 0 {
-			closeAfter(w)
-		}
+	if r.ContentLength != 0 && body.stop(w) && r.ContentLength < 0 {
+		closeAfter(w)
 	}
 	return p.failed
 }

@@ -4,7 +4,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 )
 
@@ -14,15 +14,43 @@ const unreadTime = 5 * time.Second
 // An unread body is one that may be answered before all of it was read.
 type unread struct {
 	io.ReadCloser
-	ended atomic.Bool
+	mu    sync.Mutex // held by Read
+	ended bool       // all of it was read
+	over  bool       // it is read no more
 }
 
 func (u *unread) Read(p []byte) (int, error) {
-	n, err := u.ReadCloser.Read(p)
-	if err == io.EOF {
-		u.ended.Store(true)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.over {
+		return 0, http.ErrBodyReadAfterClose
 	}
+	n, err := u.ReadCloser.Read(p)
+	u.ended = u.ended || err == io.EOF
 	return n, err
+}
+
+// stop ends the reading of the body, and bounds what the server reads on after the handler.
+// It reports whether something is left to read.
+//
+// ReverseProxy's transport may still read when the handler returns. The server would break
+// that read off, and forget the deadline with it (net/http, connReader.abortPendingRead). So
+// stop breaks it off first. The server takes that for the end of the connection.
+func (u *unread) stop(w http.ResponseWriter) (left bool) {
+	rc := http.NewResponseController(w)
+	if !u.mu.TryLock() {
+		rc.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // a recorder in a test has none
+		u.mu.Lock()
+		if !u.ended {
+			defer closeAfter(w)
+		}
+	}
+	defer u.mu.Unlock()
+	u.over = true
+	if !u.ended {
+		rc.SetReadDeadline(time.Now().Add(unreadTime)) //nolint:errcheck // likewise
+	}
+	return !u.ended
 }
 
 // closeAfter makes the server of w close the connection after the answer, when the client
