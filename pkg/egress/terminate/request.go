@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -51,6 +52,9 @@ func (i *inspector) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		}()
 		// The server may answer before it has read the request, and go on reading.
 		http.NewResponseController(rw).EnableFullDuplex() //nolint:errcheck // HTTP/1 has it
+	}
+	if r.ProtoMajor == 2 && r.ContentLength != 0 {
+		r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, io.Closer(r.Body)))
 	}
 	i.proxy.ServeHTTP(asServed{rw}, r)
 }
@@ -142,9 +146,26 @@ func rewrite(p *httputil.ProxyRequest) {
 // bySession sends each request by the transport of its flow.
 type bySession struct{ i *inspector }
 
+// An open body of HTTP/2 ends what waits in its Read when it is closed. The one that
+// ReverseProxy gives does not: a server that answers before the guest has sent all would wait
+// for the rest (http2transportResponseBody.Close in net/http), and the guest for the end of the
+// answer.
+type open struct {
+	io.ReadCloser
+	guest io.Closer // the body as the guest sends it
+}
+
+// Close ends the body.
+func (o open) Close() error { return errors.Join(o.ReadCloser.Close(), o.guest.Close()) }
+
+type bodyKey struct{}
+
 // RoundTrip sends a request.
 func (b bySession) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 	s := sessionOf(r.Context())
+	if guest, ok := r.Context().Value(bodyKey{}).(io.Closer); ok && r.Body != nil {
+		r.Body = open{r.Body, guest}
+	}
 	if r.ProtoMajor == 1 && r.Body != nil && long(r.ContentLength) {
 		body := newAhead(r.Body)
 		r.Body = body
