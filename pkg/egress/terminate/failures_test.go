@@ -261,6 +261,9 @@ func TestLeaves(t *testing.T) {
 		defer mu.Unlock()
 		name := must(ParseLeafRequest(m.Body))
 		asked[name]++
+		if name == "unanswered.example.com" {
+			return
+		}
 		l := authority().leaf(name, time.Now().Add(time.Hour))
 		switch {
 		case name == "never.example.com", name == "later.example.com" && asked[name] == 1:
@@ -302,7 +305,7 @@ func TestLeaves(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := l.of(ctx, line, "cancelled.example.com"); !errors.Is(err, context.Canceled) {
+	if _, err := l.of(ctx, line, "unanswered.example.com"); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	for i := range 2 * maxLeaves {
