@@ -173,7 +173,10 @@ type Spec struct {
 
 	Prestart []string `json:"prestart,omitempty"` // languages of code contexts that start with it
 
-	Network Network   `json:"network"`
+	Network Network `json:"network"`
+	// Inspect says that the policy may decrypt hosts: the guest trusts an authority of its own.
+	// It holds for its whole life.
+	Inspect bool      `json:"inspect,omitempty"`
 	Publish []Publish `json:"publish,omitempty"`
 	// SecureAccess makes every listener require the tokens of its ports.
 	SecureAccess bool    `json:"secureAccess,omitempty"`
