@@ -71,6 +71,7 @@ func TestBad(t *testing.T) {
 		"libexec_dir = '/usr/libexec'\nstate_dir = '/usr/libexec/s'": "apart",
 		"[network]\naddress_pool = '10.0.0.0/24'":                    "/20",
 		"[network]\nupstreams = ['dns']":                             "upstreams",
+		"[network]\nroots = 'ca.pem'":                                "absolute",
 		"[network]\nmax_flows = 255":                                 "256 to 65536",
 		"[network]\nmax_flows = 100000":                              "256 to 65536",
 		"[network]\nmax_open_flows = 0":                              "max_open_flows = 0",
@@ -137,6 +138,8 @@ mirror = ["x"]
 "ubuntu:*" = 22
 [gateway]
 listen = [8081]
+[network]
+roots = "/nowhere/ca.pem"
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -164,6 +167,7 @@ listen = [8081]
 		`line 27: unknown key registries[1].mirror; did you mean registries[1].mirrors?`,
 		`line 29: images.aliases.ubuntu:* = 22: want text in quotes`,
 		`line 31: gateway.listen = [8081]: want text in quotes`,
+		`line 33: network.roots = "/nowhere/ca.pem": there is no such file`,
 	}
 	got := strings.Split(err.Error(), "\n")[1:]
 	for i, w := range want {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -42,6 +43,26 @@ func (c *Config) checkFiles(bad func(format string, args ...any)) {
 	for _, dir := range c.Storage.AllowedHostPaths {
 		there("storage.allowed_host_paths", dir)
 	}
+	if path := c.Network.Roots; path != "" && there("network.roots", path) {
+		if _, err := c.Network.ReadRoots(); err != nil {
+			bad("network.roots: %w", err)
+		}
+	}
+}
+
+// ReadRoots reads the certificates of network.roots, in PEM; nil if no file is named.
+func (n *Network) ReadRoots() ([]byte, error) {
+	if n.Roots == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(n.Roots)
+	if err != nil {
+		return nil, fmt.Errorf("read the certificates of servers: %w", err)
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(b) {
+		return nil, fmt.Errorf("%s has no certificate in PEM", n.Roots)
+	}
+	return b, nil
 }
 
 // APIKeys reads the API keys, one per line; none if no file is named.

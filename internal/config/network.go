@@ -2,6 +2,7 @@ package config
 
 import (
 	"net/netip"
+	"path/filepath"
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/egress"
@@ -12,6 +13,7 @@ import (
 type Network struct {
 	AddressPool  string   `toml:"address_pool"`
 	Upstreams    []string `toml:"upstreams"`
+	Roots        string   `toml:"roots"`
 	MaxOpenFlows int      `toml:"max_open_flows"`
 	MaxFlows     int      `toml:"max_flows"`
 
@@ -41,6 +43,9 @@ func (c *Config) validateNetwork(bad func(string, ...any)) {
 			bad("network.address_pool = %q: want an IPv4 prefix of at most /20", n.AddressPool)
 		}
 		n.Pool = p.Masked()
+	}
+	if n.Roots != "" && !filepath.IsAbs(n.Roots) {
+		bad("network.roots = %q: want an absolute path", n.Roots)
 	}
 	for _, s := range n.Upstreams {
 		u, ok := parseUpstream(s)

@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/cgi"
 	"net/netip"
@@ -50,6 +51,7 @@ func (in *Internet) prepare(dir string) (err error) {
 		PythonIndex: index, PythonFiles: files, NodeHost: node(), DebianHost: debian(), GitHost: repository, GoHost: modules(),
 		Resolver: http.HandlerFunc(in.overHTTPS),
 	}
+	maps.Copy(in.web.hosts, private(index, repository))
 	for _, name := range in.Names() {
 		in.Set(name, Record{A: []netip.Addr{Shared}})
 	}
@@ -162,6 +164,7 @@ func gitRepository(dir string) (http.Handler, error) {
 		{"-C", work, "add", "word"},
 		{"-C", work, "-c", "user.name=test", "-c", "user.email=test@example.org", "commit", "-q", "-m", "a word"},
 		{"clone", "-q", "--bare", work, bare},
+		{"-C", bare, "config", "http.receivepack", "true"}, // PushHost asks who it is
 	} {
 		if out, err := exec.Command("git", argv...).CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("git %s: %w: %s", strings.Join(argv, " "), err, out)

@@ -24,7 +24,8 @@ import (
 
 // A Request is one that came to a web server.
 type Request struct {
-	Host, SNI, Path, Proto string
+	Host, SNI, Method, Path, Proto string
+	Authorization                  string
 }
 
 // web serves every name on every address: by HTTP on port 80, by HTTPS on 443, on 8443 and,
@@ -81,7 +82,9 @@ func (in *Internet) serveWeb() error {
 // ServeHTTP serves a name. A name with nothing to serve says who was asked, on one line.
 func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	name, _, _ := strings.Cut(r.Host, ":")
-	seen := Request{Host: name, Path: r.URL.Path, Proto: r.Proto}
+	seen := Request{
+		Host: name, Method: r.Method, Path: r.URL.Path, Proto: r.Proto, Authorization: r.Header.Get("Authorization"),
+	}
 	if r.TLS != nil {
 		seen.SNI = r.TLS.ServerName
 	}
