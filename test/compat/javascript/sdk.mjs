@@ -238,8 +238,10 @@ async function network(s) {
     await end(other);
   });
 
-  const vault = s.credentialVault;
   await report.chapter("credential vault", ["Sandbox.create({credentialProxy})", ...rowsOf(/Vault\./)], async () => {
+    const networkPolicy = { defaultAction: "deny", egress: [{ action: "allow", target: "api.example.com" }] };
+    const proxied = await Sandbox.create({ image: "base", networkPolicy, credentialProxy: { enabled: true }, ...where });
+    const vault = proxied.credentialVault;
     const credentials = [{ name: "token", source: { value: "secret" } }];
     const match = { schemes: ["https"], hosts: ["api.example.com"] };
     const bindings = [{ name: "api", match, auth: { type: "bearer", credential: "token" } }];
@@ -251,7 +253,9 @@ async function network(s) {
     assert.equal((await vault.listBindings())[0].name, "api");
     assert.equal((await vault.getBinding("api")).auth.type, "bearer");
     await vault.delete();
-    await end(await Sandbox.create({ image: "base", networkPolicy: deny, credentialProxy: { enabled: true }, ...where }));
+    await refused(404, vault.get());
+    await end(proxied);
+    await refused(412, s.credentialVault.create({ credentials, bindings }));
   });
 }
 

@@ -299,22 +299,29 @@ async def network(s) -> None:
         assert (await get("www.example.com"))[0] == 6
         await other.destroy()
 
-    vault = s.credential_vault
     with report.chapter("credential vault", "Sandbox.create(credential_proxy=)", *(r for r in report.rows if "_vault." in r)):
+        api = NetworkPolicy(default_action="deny", egress=[NetworkRule(action="allow", target="api.example.com")])
+        proxied = await Sandbox.create("base", network_policy=api, credential_proxy=CredentialProxyConfig(enabled=True), **WHERE)
+        vault = proxied.credential_vault
+        await refused(404, vault.get())
         credentials = [{"name": "token", "source": {"value": "secret"}}]
         match = {"schemes": ["https"], "hosts": ["api.example.com"]}
         bindings = [{"name": "api", "match": match, "auth": {"type": "bearer", "credential": "token"}}]
         state = await vault.create(credentials=credentials, bindings=bindings)
         assert state.revision == 1, state
+        await refused(409, vault.create(credentials=credentials, bindings=bindings))
         assert (await vault.get()).revision == 1
         assert (await vault.patch(expected_revision=1, credentials={"replace": credentials})).revision == 2
+        await refused(409, vault.patch(expected_revision=1, credentials={"replace": credentials}))
         assert [c.name for c in await vault.list_credentials()] == ["token"]
         assert (await vault.get_credential("token")).source_type == "inline"
         assert [b.name for b in await vault.list_bindings()] == ["api"]
         assert (await vault.get_binding("api")).auth.type == "bearer"
+        assert (await proxied.commands.run("cat $SSL_CERT_FILE")).exit_code == 0
         await vault.delete()
-        proxied = await Sandbox.create("base", network_policy=DENY, credential_proxy=CredentialProxyConfig(enabled=True), **WHERE)
+        await refused(404, vault.get())
         await proxied.destroy()
+        await refused(412, s.credential_vault.create(credentials=credentials, bindings=bindings))
 
 
 def status(endpoint: str, headers: dict[str, str] | None = None) -> int:
