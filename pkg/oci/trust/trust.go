@@ -61,6 +61,11 @@ const (
 	BundlePath = "/opt/opensandbox/ca-bundle.pem"
 )
 
+// AgentFiles are these files. The Makefile and scripts/install.sh make an empty one of each
+// name in the host's directory, and replace none: a rename over a file would end its mounts in
+// all sandboxes that run (mount_namespaces(7)).
+var AgentFiles = []string{CertPath, BundlePath}
+
 // Bounds of what a root may cost. Mozilla's roots are 220 KiB as PEM, and 160 KiB for Java.
 const (
 	maxFile   = 4 << 20  // bytes of a store
