@@ -224,8 +224,8 @@ func (b *bundles) checkAgentFiles() error {
 		}
 		if err != nil {
 			return errs.Wrap(fmt.Errorf("find a mount point for the authority of a sandbox: %w", err), errs.Unavailable,
-				"the installation of sandboxd lacks %s, on which the authority of a sandbox with inspected hosts is mounted: the operator of "+
-					"this host must install sandboxd again (scripts/install.sh)", filepath.Base(target))
+				"the installation of sandboxd lacks %s, on which the authority of a sandbox with inspected hosts is mounted: the "+
+					"operator of this host must install sandboxd again (scripts/install.sh)", filepath.Base(target))
 		}
 	}
 	return nil

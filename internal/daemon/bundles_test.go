@@ -353,8 +353,10 @@ func TestTrustFails(t *testing.T) {
 			if err == nil || errs.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.log) {
 				t.Fatalf("%v, want %s: %s", err, c.code, c.log)
 			}
-			if e, ok := errors.AsType[*errs.Error](err); ok && (!strings.Contains(e.Text, c.say) || strings.Contains(e.Text, h.cfg.LibexecDir)) {
-				t.Errorf("a client reads %q, want %q", e.Text, c.say)
+			if e, ok := errors.AsType[*errs.Error](err); ok {
+				if !strings.Contains(e.Text, c.say) || strings.Contains(e.Text, h.cfg.LibexecDir) {
+					t.Errorf("a client reads %q, want %q", e.Text, c.say)
+				}
 			}
 			if got := h.mounted(t); len(got) > 0 {
 				t.Errorf("half of it is mounted: %q", got)

@@ -7,8 +7,8 @@
 // What surprises: Config has no field for any of that but the level of security, which
 // is one of three words. No client request can set a capability, a hook, an annotation, a
 // sysctl or a mount, except empty memory and the volumes that pkg/snapshot has attached:
-// there is no field to put one into. (The files of Stores are the daemon's own.) A property test checks that. What a level changes is
-// one table (differences).
+// there is no field to put one into. (Stores and AgentFiles are files that the daemon has
+// written.) A property test checks that. What a level changes is one table (differences).
 //
 // Sources: the OCI runtime spec (github.com/opencontainers/runtime-spec),
 // capabilities(7), seccomp(2), kernel fs/coredump.c.

@@ -145,7 +145,7 @@ func resources(d Deps, c Config) []resource {
 			up:     func(ctx context.Context, r *record.Record) error { return d.Bundles.Trust(ctx, r) },
 		},
 		{
-			name: "runtime", after: []string{"volumes", "cgroup", "egress", "bundle", "trust"}, limit: c.StartLimit,
+			name: "runtime", after: []string{"volumes", "cgroup", "egress", "trust"}, limit: c.StartLimit,
 			up:   func(ctx context.Context, r *record.Record) error { return startRuntime(ctx, d, r) },
 			down: func(ctx context.Context, r *record.Record) error { return forgetRuntime(ctx, d, r) },
 			held: func(ctx context.Context) ([]string, error) { return listRuntimes(ctx, d) },
