@@ -28,6 +28,7 @@ build: go $(BUILD)/man/sandboxctl.1 ## compile everything into build/bin, and wr
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/sandboxd ./cmd/sandboxctl
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/agent/ ./cmd/sandbox-agent
 	ln -sfn /opt/code-interpreter/code-interpreter.sh $(BIN)/agent/code-interpreter.sh
+	@for f in mitmproxy-ca-cert.pem ca-bundle.pem; do [ -e $(BIN)/agent/$$f ] || install -m 644 /dev/null $(BIN)/agent/$$f; done
 	CGO_ENABLED=1 $(GO) build -trimpath -tags seccomp -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/sandboxd-runc
 	tools/runsc/build.sh $(BIN)/runsc
 

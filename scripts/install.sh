@@ -73,6 +73,11 @@ put $bin/agent/sandbox-agent "$prefix/libexec/sandboxd/agent/sandbox-agent" 755
 # /opt/opensandbox of every sandbox is this directory. Programs from before June 2026 start the
 # code interpreter there; the link leads to where images have it since.
 do_ ln -sfn /opt/code-interpreter/code-interpreter.sh "$prefix/libexec/sandboxd/agent/code-interpreter.sh"
+# A sandbox with inspected hosts has its authority mounted on these empty files. They are never
+# replaced: a rename over one would end that mount in all sandboxes that run.
+for f in mitmproxy-ca-cert.pem ca-bundle.pem; do
+  [ -e "$prefix/libexec/sandboxd/agent/$f" ] || do_ install -m 644 /dev/null "$prefix/libexec/sandboxd/agent/$f"
+done
 while read -r f; do put "$f" "$prefix/share/sandboxd/$f" 644; done < <(find rootfs -type f | sort)
 for section in 1 8; do do_ install -D -m 644 -t "$prefix/share/man/man$section" build/man/*.$section; done # no rename: nothing executes them
 # Each program prints its own completions; each shell reads them from its own directory.

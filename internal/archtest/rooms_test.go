@@ -95,7 +95,7 @@ var rooms = map[string]map[string][]string{
 		"launch":            {},
 		"runc":              {".", "launch"},
 		"runsc":             {"."},
-		"runtimetest":       {"."},
+		"runtimetest":       {".", "trust"},
 		"trust":             {}, // how a guest comes to trust an authority
 		"runtimetest/guest": {},
 	},

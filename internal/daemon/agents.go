@@ -41,24 +41,34 @@ const dialTimeout = 5 * time.Second
 type agents struct {
 	cfg   *config.Config
 	disks *snapshot.Disks
+	// trusted returns the variables that a sandbox with inspected hosts gets beside its own.
+	trusted func(id string) (map[string]string, error)
 
 	mu      sync.Mutex
 	clients map[string]*agent.Client // by sandbox ID
 }
 
-func newAgents(cfg *config.Config, disks *snapshot.Disks) *agents {
-	return &agents{cfg: cfg, disks: disks, clients: map[string]*agent.Client{}}
+func newAgents(cfg *config.Config, disks *snapshot.Disks, trusted func(id string) (map[string]string, error)) *agents {
+	return &agents{cfg: cfg, disks: disks, trusted: trusted, clients: map[string]*agent.Client{}}
 }
 
 // Bootstrap returns the line that PID 1 of r reads. It drops the client for r:
 // connections to the agent of an earlier life are dead.
 func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 	a.forget(r.ID)
+	env := environment(r)
+	if r.Spec.Inspect {
+		more, err := a.trusted(r.ID)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(env, more) // the guest has set none of them
+	}
 	b := agent.Bootstrap{
 		Protocol:           agent.Protocol,
 		Token:              r.Token,
 		Hostname:           r.Hostname(),
-		Env:                environment(r),
+		Env:                env,
 		Entrypoint:         r.Spec.Entrypoint,
 		Literal:            r.Spec.Literal,
 		Workdir:            r.Spec.Image.Config.Workdir,

@@ -3,15 +3,21 @@ package daemon
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/oci/trust"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
@@ -28,14 +34,20 @@ type bundles struct {
 	ns      *netns.Manager
 	cgroups *cgroups.Tree
 	noFile  uint64 // the most open files that a sandbox's process may have
+	log     *slog.Logger
+	// authority returns the certificate of r's authority, one block of PEM. It makes or renews
+	// the authority if that is due. nil: no sandbox has one.
+	authority func(ctx context.Context, r *record.Record) (pem []byte, err error)
 }
 
-func newBundles(cfg *config.Config, files *snapshot.Store, ns *netns.Manager, cg *cgroups.Tree) (*bundles, error) {
+func newBundles(
+	cfg *config.Config, files *snapshot.Store, ns *netns.Manager, cg *cgroups.Tree, log *slog.Logger,
+) (*bundles, error) {
 	n, err := oci.HostNoFile()
 	if err != nil {
 		return nil, err
 	}
-	b := &bundles{cfg: cfg, mounts: files.Mounts, volumes: files.Volumes, ns: ns, cgroups: cg, noFile: n}
+	b := &bundles{cfg: cfg, mounts: files.Mounts, volumes: files.Volumes, ns: ns, cgroups: cg, noFile: n, log: log}
 	return b, b.makeDir()
 }
 
@@ -72,13 +84,12 @@ func (b *bundles) share(dir string, r *record.Record) error {
 
 func (b *bundles) dir(id string) string { return filepath.Join(b.cfg.RunDir, "bundles", id) }
 
-// Write makes the bundle of r.
-func (b *bundles) Write(_ context.Context, r *record.Record) error {
+// config is what the specification of r is made from.
+func (b *bundles) config(r *record.Record) oci.Config {
 	dir := b.dir(r.ID)
-	hostname := r.Hostname()
 	c := oci.Config{
 		ID:           r.ID,
-		Hostname:     hostname,
+		Hostname:     r.Hostname(),
 		Security:     r.Spec.Level(),
 		RootFS:       b.mounts.RootfsDir(r.ID),
 		NetNS:        b.ns.NetPath(r.ID),
@@ -86,7 +97,7 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 		ResolvConf:   filepath.Join(dir, "resolv.conf"),
 		Hosts:        filepath.Join(dir, "hosts"),
 		HostnameFile: filepath.Join(dir, "hostname"),
-		AgentDir:     filepath.Join(b.cfg.LibexecDir, "agent"),
+		AgentDir:     b.agentDir(),
 		MemoryBytes:  r.Spec.MemoryBytes,
 		CPUMillis:    r.Spec.CPUMillis,
 		Pids:         r.Spec.Pids + record.AgentTasks,
@@ -112,7 +123,16 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 	if r.Spec.Runtime == oci.Runc {
 		c.BootID = filepath.Join(dir, "boot_id")
 	}
-	if err := oci.Write(dir, oci.NewSpec(r.Spec.Runtime, c)); err != nil {
+	return c
+}
+
+// agentDir is the host's directory at oci.AgentDir of every sandbox.
+func (b *bundles) agentDir() string { return filepath.Join(b.cfg.LibexecDir, "agent") }
+
+// Write makes the bundle of r.
+func (b *bundles) Write(_ context.Context, r *record.Record) error {
+	dir, hostname := b.dir(r.ID), r.Hostname()
+	if err := oci.Write(dir, oci.NewSpec(r.Spec.Runtime, b.config(r))); err != nil {
 		return err
 	}
 	// ndots:1 and no search list: one query for a name, not five. A start is a boot of
@@ -132,6 +152,117 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 		return b.share(dir, r)
 	}
 	return nil
+}
+
+// Trust adds to the bundle of r files with which the guest trusts the authority of r, their
+// mounts, and the variables for trusted. It plans by the mounted root file system of this
+// start: an earlier life may have changed it.
+func (b *bundles) Trust(ctx context.Context, r *record.Record) error {
+	if err := b.checkAgentFiles(); err != nil {
+		return err
+	}
+	c, dir := b.config(r), b.dir(r.ID)
+	plan, err := b.plan(ctx, r, &c)
+	if err != nil {
+		return err
+	}
+	b.logLeft(r, plan.Left)
+	env, err := json.Marshal(plan.Env)
+	if err != nil {
+		return fmt.Errorf("encode the variables of %s: %w", r.ID, err)
+	}
+	if err := oci.WriteFile(dir, trustedFile, env, 0o600); err != nil {
+		return err
+	}
+	for _, f := range plan.Files {
+		if err := oci.WriteFile(dir, f.Name, f.Data, 0o644); err != nil {
+			return err
+		}
+	}
+	files := func(mounts []trust.Mount) (all []oci.File) {
+		for _, m := range mounts {
+			all = append(all, oci.File{Source: filepath.Join(dir, m.File), Path: m.Target})
+		}
+		return all
+	}
+	c.Stores, c.AgentFiles = files(plan.StoreMounts), files(plan.AgentMounts)
+	return oci.Write(dir, oci.NewSpec(r.Spec.Runtime, c)) // last: all that it names is there
+}
+
+// plan plans what the guest of r trusts; c is without that.
+func (b *bundles) plan(ctx context.Context, r *record.Record, c *oci.Config) (*trust.Plan, error) {
+	if b.authority == nil {
+		return nil, errors.New("this daemon has no authorities")
+	}
+	ca, err := b.authority(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.Open(c.RootFS)
+	if err != nil {
+		return nil, fmt.Errorf("open the root file system of %s: %w", r.ID, err)
+	}
+	defer root.Close()
+	var hidden []string
+	for _, t := range c.Tmpfs {
+		hidden = append(hidden, t.Path)
+	}
+	for _, v := range c.Volumes {
+		hidden = append(hidden, v.Path)
+	}
+	return trust.NewPlan(root, ca, environment(r), hidden)
+}
+
+// checkAgentFiles holds that the mount points in the agent's directory are there. They come
+// with the installation. The daemon makes none: libexec_dir may be on a read-only file system.
+func (b *bundles) checkAgentFiles() error {
+	for _, target := range trust.AgentFiles {
+		name := filepath.Join(b.agentDir(), filepath.Base(target))
+		fi, err := os.Lstat(name)
+		if err == nil && !fi.Mode().IsRegular() {
+			err = fmt.Errorf("%s is not a regular file: remove it", name)
+		}
+		if err != nil {
+			return errs.Wrap(fmt.Errorf("find a mount point for the authority of a sandbox: %w", err), errs.Unavailable,
+				"the installation of sandboxd lacks %s, on which the authority of a sandbox with inspected hosts is mounted: the "+
+					"operator of this host must install sandboxd again (scripts/install.sh)", filepath.Base(target))
+		}
+	}
+	return nil
+}
+
+// maxLeft is how many stores of a guest the log names, each with maxLeftText characters at
+// most: the guest chooses how many there are.
+const maxLeft, maxLeftText = 8, 300
+
+// logLeft says which programs of the guest will not trust its authority.
+func (b *bundles) logLeft(r *record.Record, left []trust.Left) {
+	if len(left) == 0 {
+		return
+	}
+	var named []string
+	for _, l := range left[:min(len(left), maxLeft)] {
+		named = append(named, fmt.Sprintf("%.*q", maxLeftText, l.Path+": "+l.Why))
+	}
+	b.log.Info("some programs of a sandbox will not trust its authority, so they refuse hosts that are inspected",
+		"sandbox", r.ID, "n", len(left), "left", strings.Join(named, ", "))
+}
+
+// trustedFile is the file of a bundle with the variables of a plan. Its mode is 0600.
+const trustedFile = "trusted.json"
+
+// trusted returns the variables by which programs of the guest id find the files that they
+// trust. They are no part of its record, so a snapshot of it and its next start are without.
+// Preconditions: Trust has run.
+func (b *bundles) trusted(id string) (env map[string]string, err error) {
+	text, err := os.ReadFile(filepath.Join(b.dir(id), trustedFile))
+	if err == nil {
+		err = json.Unmarshal(text, &env)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the variables of %s: %w", id, err)
+	}
+	return env, nil
 }
 
 // newBootID draws a boot ID as the kernel does: a random UUID (RFC 9562, version 4).

@@ -368,7 +368,7 @@ func openRuntimes(d *Daemon, dir func(id string) string) (map[string]sandbox.Run
 }
 
 func (d *Daemon) openManager() error {
-	bundles, err := newBundles(d.cfg, d.files, d.ns, d.cgroups)
+	bundles, err := newBundles(d.cfg, d.files, d.ns, d.cgroups, d.log)
 	if err != nil {
 		return err
 	}
@@ -376,7 +376,7 @@ func (d *Daemon) openManager() error {
 	if err != nil {
 		return err
 	}
-	d.agents = newAgents(d.cfg, d.files.Disks)
+	d.agents = newAgents(d.cfg, d.files.Disks, bundles.trusted)
 	d.ports = publish.New(d.log)
 	d.onClose(func() error { d.ports.CloseAll(); return nil })
 	d.queue = admission.NewQueue(d.cfg.Limits.MaxCreating)

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -301,6 +302,37 @@ func TestStart(t *testing.T) {
 	h.cfg.Storage.Pool = "plain"
 	if err := start(h, table()); strings.Contains(err.Error(), "btrfs-progs") {
 		t.Errorf("a plain pool needs no mkfs.btrfs: %v", err)
+	}
+}
+
+// TestAgentFiles: what is missing has a command that makes it, and only a warning: other
+// sandboxes start.
+func TestAgentFiles(t *testing.T) {
+	h := newTree(t, nil)
+	h.cfg.LibexecDir = t.TempDir()
+	agent := filepath.Join(h.cfg.LibexecDir, "agent")
+	if err := os.Mkdir(agent, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := find(t, "agent-files")
+	bundle := filepath.Join(agent, "ca-bundle.pem")
+	if err := os.Symlink("/dev/null", bundle); err != nil { // as bad as none
+		t.Fatal(err)
+	}
+	for _, missing := range []int{2, 1} {
+		f := c.ask(t.Context(), h)
+		if c.start || f.Status != Warn || strings.Count(f.Detail, agent) != missing || !strings.Contains(f.Detail, bundle) {
+			t.Fatalf("without %d of the files: %+v", missing, f)
+		}
+		if out, err := exec.Command("sh", "-c", f.Mend).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", f.Mend, err, out)
+		}
+		if f := c.ask(t.Context(), h); f.Status != OK {
+			t.Errorf("mended: %+v", f)
+		}
+		if err := os.Remove(bundle); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/pkg/oci/trust"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
@@ -36,6 +38,23 @@ var programChecks = []check{
 				return fail("set libexec_dir to the directory of the programs", "cannot be executed: %s", strings.Join(missing, ", "))
 			}
 			return ok("runsc, sandboxd-runc and sandbox-agent are in %s", h.cfg.LibexecDir)
+		},
+	},
+	{
+		name: "agent-files", protects: "sandboxes with inspected hosts, whose authority is mounted on these files",
+		run: func(_ context.Context, h *host) Finding {
+			var missing []string
+			for _, target := range trust.AgentFiles {
+				p := filepath.Join(h.cfg.LibexecDir, "agent", filepath.Base(target))
+				if fi, err := os.Lstat(p); err != nil || !fi.Mode().IsRegular() {
+					missing = append(missing, p)
+				}
+			}
+			if missing != nil {
+				return warn("install -m 644 /dev/null "+strings.Join(missing, " && install -m 644 /dev/null "),
+					"no regular file: %s; sandboxes with inspected hosts do not start", strings.Join(missing, ", "))
+			}
+			return ok("the files are in %s", filepath.Join(h.cfg.LibexecDir, "agent"))
 		},
 	},
 	needsProgram("iptables", "iptables", "the firewall of every sandbox", func(*host) bool { return true }),

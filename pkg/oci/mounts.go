@@ -49,23 +49,17 @@ func mounts(name string, c Config) []specs.Mount {
 		// Needs a network namespace owned by the container's user namespace, else EPERM.
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
 	}
-	for _, f := range []struct{ dst, src string }{
-		{"/etc/resolv.conf", c.ResolvConf},
-		{"/etc/hosts", c.Hosts},
-		{"/etc/hostname", c.HostnameFile},
-	} {
-		if f.src != "" {
-			m = append(m, specs.Mount{
-				Destination: f.dst, Type: "bind", Source: f.src,
-				Options: []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"},
-			})
+	for _, f := range slices.Concat(c.Stores, []File{
+		{c.ResolvConf, "/etc/resolv.conf"},
+		{c.Hosts, "/etc/hosts"},
+		{c.HostnameFile, "/etc/hostname"},
+	}) {
+		if f.Source != "" {
+			m = append(m, f.mount())
 		}
 	}
 	if name == Runc && c.BootID != "" {
-		m = append(m, specs.Mount{
-			Destination: BootIDPath, Type: "bind", Source: c.BootID,
-			Options: []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"},
-		})
+		m = append(m, File{c.BootID, BootIDPath}.mount())
 	}
 	for _, t := range c.Tmpfs {
 		options := []string{"nosuid", "nodev", fmt.Sprintf("mode=%o", t.Mode)}
@@ -87,6 +81,9 @@ func mounts(name string, c Config) []specs.Mount {
 		Destination: AgentDir, Type: "bind", Source: c.AgentDir,
 		Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"},
 	})
+	for _, f := range c.AgentFiles {
+		m = append(m, f.mount())
+	}
 	// Volumes come last: guests may be writing to them now, so no other mount point may
 	// be looked up in them. The code that attaches them checks that they hide nothing.
 	for _, v := range c.Volumes {
@@ -97,4 +94,12 @@ func mounts(name string, c Config) []specs.Mount {
 		m = append(m, specs.Mount{Destination: v.Path, Type: "bind", Source: v.Source, Options: options})
 	}
 	return m
+}
+
+// mount is the bind mount of f.
+func (f File) mount() specs.Mount {
+	return specs.Mount{
+		Destination: f.Path, Type: "bind", Source: f.Source,
+		Options: []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"},
+	}
 }

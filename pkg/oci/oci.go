@@ -7,8 +7,8 @@
 // What surprises: Config has no field for any of that but the level of security, which
 // is one of three words. No client request can set a capability, a hook, an annotation, a
 // sysctl or a mount, except empty memory and the volumes that pkg/snapshot has attached:
-// there is no field to put one into. A property test checks that. What a level changes is
-// one table (differences).
+// there is no field to put one into. (Stores and AgentFiles are files that the daemon has
+// written.) A property test checks that. What a level changes is one table (differences).
 //
 // Sources: the OCI runtime spec (github.com/opencontainers/runtime-spec),
 // capabilities(7), seccomp(2), kernel fs/coredump.c.
@@ -91,6 +91,13 @@ type Config struct {
 	// guest reads the host's boot ID.
 	BootID string
 
+	// Stores are mounted over stores of the guest's certificates (pkg/oci/trust). Memory and
+	// volumes of the sandbox must be mounted on none of them: runsc sorts all mounts by the
+	// length of the path.
+	Stores []File
+	// AgentFiles are mounted in AgentDir, where Config.AgentDir has a file for each.
+	AgentFiles []File
+
 	AgentDir string   // directory that holds sandbox-agent, bound to AgentDir
 	Env      []string // of PID 1, KEY=VALUE; seccomp.Variable is left out
 
@@ -106,6 +113,12 @@ type Tmpfs struct {
 	Bytes int64
 	Mode  uint32 // of its root
 	Exec  bool
+}
+
+// A File is a file of the host that is bound read-only over a file of the guest.
+type File struct {
+	Source string
+	Path   string // absolute; of a file that exists, or the runtime makes it in the guest's own layer
 }
 
 // A Volume is a directory or file of the host that is bound with all mounts below it:

@@ -38,26 +38,75 @@ var sample = Config{
 	Pids:         256,
 }
 
-func TestGolden(t *testing.T) {
+// trusting is a Config with all that is mounted, in a sandbox that trusts an authority.
+var trusting = func() Config {
+	c := sample
+	bundle := "/run/sandboxd-r/bundles/rabcdefghijk/"
+	c.ReadOnly, c.AgentState = true, "/run/sandboxd-r/rabcdefghijk/rootfs/.sandboxd"
+	c.Stores = []File{
+		{bundle + "trust-1", "/etc/ssl/certs/ca-certificates.crt"},
+		{bundle + "trust-2", "/usr/lib/jvm/jdk/lib/security/cacerts"},
+	}
+	c.AgentFiles = []File{{bundle + "trust-0", AgentDir + "/mitmproxy-ca-cert.pem"}, {bundle + "trust-1", AgentDir + "/ca-bundle.pem"}}
+	c.Tmpfs = []Tmpfs{{Path: "/work", Bytes: 8 << 20, Mode: 0o1777}}
+	c.Volumes = []Volume{{Source: "/run/sandboxd-r/volumes/rabcdefghijk/0", Path: "/data"}}
+	return c
+}()
+
+// TestTrustOrder: nothing that comes later hides what a guest trusts, and no file of ours is
+// looked for in memory or in a volume.
+func TestTrustOrder(t *testing.T) {
 	for _, name := range []string{Runsc, Runc} {
-		got, err := json.MarshalIndent(newSpec(name, "amd64", sample), "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, '\n')
-		path := filepath.Join("testdata", name+".json")
-		if *update {
-			if err := os.WriteFile(path, got, 0o644); err != nil {
-				t.Fatal(err)
+		at := map[string]int{}
+		for i, m := range NewSpec(name, trusting).Mounts {
+			at[m.Destination] = i
+			for _, f := range slices.Concat(trusting.Stores, trusting.AgentFiles) {
+				if m.Destination == f.Path && (m.Source != f.Source || m.Type != "bind" ||
+					!slices.Equal(m.Options, []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"})) {
+					t.Errorf("%s: %+v, want a read-only mount of %s", name, m, f.Source)
+				}
 			}
 		}
-		want, err := os.ReadFile(path)
-		if err != nil {
+		for _, f := range trusting.Stores {
+			if i, ok := at[f.Path]; !ok || i > at["/etc/resolv.conf"] || i > at["/work"] || i > at["/data"] || i < at["/run"] {
+				t.Errorf("%s: %s is mount number %d of %v", name, f.Path, i, at)
+			}
+		}
+		for _, f := range trusting.AgentFiles {
+			if i, ok := at[f.Path]; !ok || i < at[AgentDir] || i > at["/data"] {
+				t.Errorf("%s: %s is mount number %d of %v", name, f.Path, i, at)
+			}
+		}
+	}
+}
+
+func TestGolden(t *testing.T) {
+	for _, name := range []string{Runsc, Runc} {
+		golden(t, name, newSpec(name, "amd64", sample))
+		golden(t, name+".trust", newSpec(name, "amd64", trusting).Mounts)
+	}
+}
+
+// golden compares v as JSON with the file name.json of testdata.
+func golden(t *testing.T, name string, v any) {
+	t.Helper()
+	got, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got = append(got, '\n')
+	path := filepath.Join("testdata", name+".json")
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if string(got) != string(want) {
-			t.Errorf("spec for %s differs from %s; go test ./pkg/oci -update, and read the diff", name, path)
-		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != string(want) {
+		t.Errorf("%s differs from %s; go test ./pkg/oci -update, and read the diff", name, path)
 	}
 }
 
@@ -94,9 +143,9 @@ func testNoField(t *testing.T, name string, level record.Security) {
 	}
 }
 
-// sameMounts: every mount is one of ours, and those that Config adds are
-// read-only files of the host in /etc and over the boot ID, the agent's directory, and
-// memory.
+// sameMounts: every mount is one of ours, and those that Config adds are read-only files of
+// the host in /etc, over the boot ID and over stores of certificates, the agent's directory,
+// and memory.
 func sameMounts(got, ours []specs.Mount) bool {
 	known := map[string]specs.Mount{}
 	for _, m := range ours {
@@ -116,6 +165,8 @@ func sameMounts(got, ours []specs.Mount) bool {
 		case m.Destination == AgentState && hasAll(m.Options, "nosuid", "nodev", "noexec"):
 		case filepath.Dir(m.Destination) == "/etc" && m.Options[1] == "ro":
 		case m.Destination == BootIDPath && m.Options[1] == "ro" && hasAll(m.Options, "nosuid", "nodev", "noexec"):
+		case m.Type == "bind" && slices.Equal(m.Options[:2], []string{"bind", "ro"}) && hasAll(m.Options, "nosuid", "nodev", "noexec"):
+			// a file of ours over a store of certificates, or in the agent's directory
 		default:
 			return false
 		}

@@ -140,6 +140,9 @@ type (
 	// Bundles writes what the runtime starts from. (oci, through internal/daemon)
 	Bundles interface {
 		Write(ctx context.Context, r *record.Record) error
+		// Trust has the guest of r trust the authority of r: it adds to the bundle what it
+		// finds in the mounted root file system. Only for a record with Spec.Inspect.
+		Trust(ctx context.Context, r *record.Record) error
 		Remove(ctx context.Context, id string) error
 		List(ctx context.Context) ([]string, error)
 	}

@@ -291,11 +291,38 @@ func (f fakePorts) List(ctx context.Context) (ids []string, err error) {
 }
 
 func (f fakeBundles) Write(ctx context.Context, r *record.Record) error {
-	return f.make(ctx, "bundle", r.ID)
+	return f.do(ctx, "bundle.make", r.ID, func() error {
+		f.things["bundle/"+r.ID] = true
+		delete(f.things, "trust/"+r.ID)
+		return nil
+	})
 }
 
-func (f fakeBundles) Remove(ctx context.Context, id string) error { return f.unmake(ctx, "bundle", id) }
-func (f fakeBundles) List(ctx context.Context) ([]string, error)  { return f.list(ctx, "bundle") }
+// Trust reads the root file system, and what it adds is a part of the bundle.
+func (f fakeBundles) Trust(ctx context.Context, r *record.Record) error {
+	return f.do(ctx, "bundle.trust", r.ID, func() error {
+		for _, kind := range []string{"rootfs", "bundle"} {
+			if !f.things[kind+"/"+r.ID] {
+				return fmt.Errorf("no %s for %s", kind, r.ID)
+			}
+		}
+		f.things["trust/"+r.ID] = true
+		return nil
+	})
+}
+
+func (f fakeBundles) Remove(ctx context.Context, id string) error {
+	return f.do(ctx, "bundle.unmake", id, func() error {
+		if f.things["process/"+id] {
+			return fmt.Errorf("bundle of %s is busy", id)
+		}
+		delete(f.things, "bundle/"+id)
+		delete(f.things, "trust/"+id)
+		return nil
+	})
+}
+
+func (f fakeBundles) List(ctx context.Context) ([]string, error) { return f.list(ctx, "bundle") }
 
 func (f fakeRuntime) Start(ctx context.Context, id string, _ *os.File) error {
 	return f.do(ctx, f.name+".Start", id, func() error {
@@ -303,6 +330,9 @@ func (f fakeRuntime) Start(ctx context.Context, id string, _ *os.File) error {
 			if !f.things[kind+"/"+id] {
 				return fmt.Errorf("no %s for %s", kind, id)
 			}
+		}
+		if f.records[id].Spec.Inspect && !f.things["trust/"+id] {
+			return fmt.Errorf("%s would not trust its authority", id)
 		}
 		for _, v := range f.records[id].Spec.Volumes {
 			if !f.things["volumes/"+id] || !f.things["volume/"+v.Volume] {

@@ -63,7 +63,7 @@ func story(ctx context.Context, m *Manager, h *host) (failed int) {
 	note(m.Delete(ctx, a))
 	synctest.Wait() // what Delete leaves to the background
 	c := create(record.Spec{
-		Name: "lab", Snapshot: running, Entrypoint: []string{"deaf"},
+		Name: "lab", Snapshot: running, Entrypoint: []string{"deaf"}, Inspect: true,
 		Volumes: []record.VolumeMount{{Claim: "kept", Create: true, Path: "/kept"}},
 	})
 	note(m.Pause(ctx, c))

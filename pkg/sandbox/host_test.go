@@ -378,6 +378,9 @@ func (h *host) wrong(d *incarnation) (out []string) {
 			if len(r.Spec.Volumes) > 0 {
 				want["volumes/"+id] = true
 			}
+			if r.Spec.Inspect {
+				want["trust/"+id] = true
+			}
 			if r.State == record.Paused {
 				want["frozen/"+id] = true
 			}

@@ -109,6 +109,44 @@ func TestCreateIsAsynchronous(t *testing.T) {
 	})
 }
 
+// TestTrust: only a sandbox whose hosts may be inspected plans what it trusts, at each start
+// and on a root file system that is mounted. The bundle of no sandbox waits for that.
+func TestTrust(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		open := h.gate("rootfs.make " + first)
+		s := spec()
+		s.Inspect = true
+		r, err := m.Create(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if !h.has("bundle/"+r.ID) || h.has("trust/"+r.ID) {
+			t.Fatalf("before the root file system is mounted there is\n%s", h)
+		}
+		open()
+		if r, err = m.Await(t.Context(), r.ID); err != nil || r.State != record.Running || !h.has("trust/"+r.ID) {
+			t.Fatalf("%+v, %v, of\n%s", r, err, h)
+		}
+		synctest.Wait()
+		planned := func(id string) bool {
+			return slices.ContainsFunc(m.Steps(id), func(s Step) bool { return s.Name == "trust" })
+		}
+		if other := mustCreate(t, m, spec()); planned(other.ID) || !planned(r.ID) {
+			t.Errorf("steps %v, and %v of one without inspected hosts", m.Steps(r.ID), m.Steps(other.ID))
+		}
+		if err := m.Stop(t.Context(), r.ID, 0); err != nil || h.has("trust/"+r.ID) {
+			t.Fatalf("after a stop: %v, of\n%s", err, h)
+		}
+		if _, err = m.Start(t.Context(), r.ID); err != nil {
+			t.Fatal(err)
+		}
+		if r, err = m.Await(t.Context(), r.ID); err != nil || r.State != record.Running || !h.has("trust/"+r.ID) {
+			t.Fatalf("after another start: %+v, %v, of\n%s", r, err, h)
+		}
+	})
+}
+
 func TestCreateRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		for _, s := range []record.Spec{

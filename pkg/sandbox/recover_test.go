@@ -385,9 +385,12 @@ func TestTable(t *testing.T) {
 		}
 		return all
 	}
-	for _, need := range []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle"} {
+	for _, need := range []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "trust"} {
 		if !slices.Contains(under("runtime"), need) {
 			t.Errorf("a process may run before there is a %s", need)
 		}
+	}
+	if !slices.Contains(under("trust"), "rootfs") {
+		t.Error("what a guest trusts may be planned before its root file system is mounted")
 	}
 }

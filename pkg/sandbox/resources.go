@@ -138,7 +138,14 @@ func resources(d Deps, c Config) []resource {
 			held: func(ctx context.Context) ([]string, error) { return d.Bundles.List(ctx) },
 		},
 		{
-			name: "runtime", after: []string{"volumes", "cgroup", "egress", "bundle"}, limit: c.StartLimit,
+			// A row of its own: the bundles of other sandboxes need not wait for the rootfs. Its
+			// files are in the bundle, and go with it.
+			name: "trust", after: []string{"rootfs", "bundle"},
+			wanted: func(r *record.Record) bool { return r.Spec.Inspect },
+			up:     func(ctx context.Context, r *record.Record) error { return d.Bundles.Trust(ctx, r) },
+		},
+		{
+			name: "runtime", after: []string{"volumes", "cgroup", "egress", "trust"}, limit: c.StartLimit,
 			up:   func(ctx context.Context, r *record.Record) error { return startRuntime(ctx, d, r) },
 			down: func(ctx context.Context, r *record.Record) error { return forgetRuntime(ctx, d, r) },
 			held: func(ctx context.Context) ([]string, error) { return listRuntimes(ctx, d) },

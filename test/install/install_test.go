@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/oci/trust"
 )
 
 const top = "../.."
@@ -92,15 +93,59 @@ func TestRestartForEver(t *testing.T) {
 	}
 }
 
-// TestDryRun: it names all it would do, and does nothing.
-func TestDryRun(t *testing.T) {
-	bin := filepath.Join(top, "build/bin/sandboxd")
+// built skips a test that needs what `make build` makes, where that was not run.
+func built(t *testing.T) {
+	t.Helper()
 	if os.Getenv("SANDBOXD_TEST") != "root" {
 		t.Skip("needs make build; SANDBOXD_TEST=root says that it was made")
 	}
-	if _, err := os.Stat(bin); err != nil {
+	if _, err := os.Stat(filepath.Join(top, "build/bin/sandboxd")); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestAgentFiles: both `make build` and an installation have the files on which the authority
+// of a sandbox is mounted. An upgrade leaves them as they are, because a rename over one would
+// end its mounts.
+func TestAgentFiles(t *testing.T) {
+	built(t)
+	prefix := t.TempDir()
+	agent := filepath.Join(prefix, "libexec/sandboxd/agent")
+	install := func() string {
+		t.Helper()
+		out, err := exec.Command(filepath.Join(top, "scripts/install.sh"), "--dry-run", "--prefix", prefix).CombinedOutput()
+		if err != nil {
+			t.Fatalf("install.sh: %v: %s", err, out)
+		}
+		return string(out)
+	}
+	first := install()
+	if err := os.MkdirAll(agent, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range trust.AgentFiles {
+		name := filepath.Join(agent, filepath.Base(target))
+		if want := "install -m 644 /dev/null " + name + "\n"; !strings.Contains(first, want) {
+			t.Errorf("an installation does not do %q:\n%s", want, first)
+		}
+		if err := os.WriteFile(name, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(filepath.Join(top, "build/bin/agent", filepath.Base(target)))
+		if err != nil || len(b) > 0 {
+			t.Errorf("make build makes %s with %d bytes, %v; want an empty file", filepath.Base(target), len(b), err)
+		}
+	}
+	for _, target := range trust.AgentFiles {
+		if again := install(); strings.Contains(again, filepath.Base(target)) {
+			t.Errorf("an upgrade touches %s:\n%s", filepath.Base(target), again)
+		}
+	}
+}
+
+// TestDryRun: it names all it would do, and does nothing.
+func TestDryRun(t *testing.T) {
+	built(t)
 	prefix := filepath.Join(t.TempDir(), "prefix")
 	for _, script := range []string{"install.sh", "uninstall.sh"} {
 		out, err := exec.Command(filepath.Join(top, "scripts", script), "--dry-run", "--prefix", prefix).CombinedOutput()

@@ -27,6 +27,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/oci/trust"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -81,6 +82,9 @@ func NewHost(t testing.TB, name string) *Host {
 	must(t, os.MkdirAll(filepath.Join(h.dir, "ns"), 0o700))
 	h.agent = t.TempDir()
 	must(t, os.Chmod(h.agent, 0o755))
+	for _, target := range trust.AgentFiles { // as `make build` does
+		must(t, os.WriteFile(filepath.Join(h.agent, filepath.Base(target)), nil, 0o644))
+	}
 	build := exec.Command("go", "build", "-o", filepath.Join(h.agent, "sandbox-agent"), "../runtimetest/guest")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {

@@ -31,6 +31,7 @@ func Run(t *testing.T, name string, open Open) {
 	}
 	t.Run("ReadOnly", func(t *testing.T) { testReadOnly(t, h, rt) })
 	t.Run("Levels", func(t *testing.T) { testLevels(t, h, rt) })
+	t.Run("Trust", func(t *testing.T) { testTrust(t, h, rt) })
 	t.Run("Places", func(t *testing.T) { testPlaces(t, h, rt) })
 	t.Run("BadEntrypoint", func(t *testing.T) { testBadEntrypoint(t, h, rt) })
 	t.Run("MissingRootFS", func(t *testing.T) { testMissingRootFS(t, h, rt) })

@@ -135,7 +135,8 @@ var known = []variable{
 }
 
 // variables sets what the guest has not set, and extends the stores that it has named. bare:
-// BundlePath has the authority alone, so no program must trade its roots for that.
+// BundlePath has the authority alone, so no program must trade its roots for that. What Left
+// says goes to the log, so it has no value of a variable that names no file.
 func (p *planner) variables(env map[string]string, bare bool) {
 	for _, v := range known {
 		file, ok := env[v.name]
@@ -152,9 +153,9 @@ func (p *planner) variables(env map[string]string, bare bool) {
 			p.plan.Env[v.name] = BundlePath
 		case file == CertPath, file == BundlePath:
 		case !path.IsAbs(file):
-			p.leave(v.name, fmt.Errorf("the guest has set it to %.200q, which is not an absolute path", file))
+			p.leave(v.name, errors.New("the guest has set it, and not to an absolute path"))
 		case !p.exists(file):
-			p.leave(v.name, fmt.Errorf("the guest has set it to %.200q, which is not in the root: it is absent or on a volume", file))
+			p.leave(v.name, errors.New("the guest has set it to a file that is not in the root: it is absent or on a volume"))
 		default:
 			p.extend(file, p.withPEM)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,13 +66,9 @@ func (p *planner) open(name string) (*found, error) {
 // target is the path of an open file, from the root. The kernel's name for the file must
 // lead to it without a link.
 func (p *planner) target(at *os.File, st *unix.Stat_t) (string, error) {
-	name, err := nameOf(at)
+	target, err := p.within(at)
 	if err != nil {
 		return "", err
-	}
-	target, ok := strings.CutPrefix(name, strings.TrimSuffix(p.base, "/"))
-	if !ok || !strings.HasPrefix(target, "/") {
-		return "", errors.New("it is not in the root")
 	}
 	if err := checkTarget(target); err != nil {
 		return "", err
@@ -86,6 +83,37 @@ func (p *planner) target(at *os.File, st *unix.Stat_t) (string, error) {
 		return "", fmt.Errorf("%.200q is another file", target)
 	}
 	return target, nil
+}
+
+// within is the kernel's name for an open file, from the root.
+func (p *planner) within(at *os.File) (string, error) {
+	name, err := nameOf(at)
+	if err != nil {
+		return "", err
+	}
+	target, ok := strings.CutPrefix(name, strings.TrimSuffix(p.base, "/"))
+	if !ok || !strings.HasPrefix(target, "/") {
+		return "", errors.New("it is not in the root")
+	}
+	return target, nil
+}
+
+// place is where a mount at name will be: the part of name that exists, without links, and
+// the rest.
+func (p *planner) place(name string) string {
+	name = path.Clean(name)
+	for dir, rest := name, ""; dir != "/" && dir != "."; dir, rest = path.Dir(dir), path.Join(path.Base(dir), rest) {
+		f, err := p.resolve(dir, unix.O_PATH, 0)
+		if err != nil {
+			continue
+		}
+		at, err := p.within(f)
+		f.Close()
+		if err == nil {
+			return path.Join(at, rest)
+		}
+	}
+	return name
 }
 
 // names are the names in a directory of the guest that begin with prefix, sorted. More than

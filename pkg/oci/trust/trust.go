@@ -7,6 +7,8 @@
 //	                                Env          for programs that read other files
 //	                                Left         what could not be changed, for the log
 //
+// The daemon plans at each start, in the row "trust" of the resource table (pkg/sandbox).
+//
 // Each store of the guest (a bundle of PEM, or a store of Java) is copied with the authority
 // added, and the copy is mounted over it. So it works on a read-only root, and neither a diff
 // nor a snapshot has it: the mounts end with the sandbox.
@@ -41,6 +43,8 @@ import (
 	"path"
 	"slices"
 	"strconv"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Files of a guest that are there whatever its image has. Both lie in oci.AgentDir, on which
@@ -57,6 +61,11 @@ const (
 	BundlePath = "/opt/opensandbox/ca-bundle.pem"
 )
 
+// AgentFiles are these files. The Makefile and scripts/install.sh make an empty one of each
+// name in the host's directory, and replace none: a rename over a file would end its mounts in
+// all sandboxes that run (mount_namespaces(7)).
+var AgentFiles = []string{CertPath, BundlePath}
+
 // Bounds of what a root may cost. Mozilla's roots are 220 KiB as PEM, and 160 KiB for Java.
 const (
 	maxFile   = 4 << 20  // bytes of a store
@@ -70,8 +79,8 @@ const (
 // give equal plans.
 type Plan struct {
 	Files []File
-	// StoreMounts are over stores of the guest. They belong before the memory and the volumes
-	// of a sandbox, which may hide them.
+	// StoreMounts are over stores of the guest, none of which memory or a volume hides. They
+	// belong before the memory and the volumes of a sandbox.
 	StoreMounts []Mount
 	// AgentMounts are at CertPath and BundlePath. They belong after oci.AgentDir.
 	AgentMounts []Mount
@@ -100,15 +109,22 @@ type Left struct{ Path, Why string }
 
 // NewPlan plans for a guest whose root file system is the directory root and whose first
 // process has the environment env. ca is the certificate of the authority, one block of PEM.
-// The guest must not run.
+// On the paths hidden, memory and volumes will be mounted. The guest must not run.
+//
+// No store that is hidden is mounted over. runsc mounts in the order of the lengths of the
+// paths (prepareMounts in runsc/boot/vfs.go), whatever the specification has: it would make
+// the mount point in the volume.
 //
 // A variable that the guest has set stays, and so does the effect that it has. If it names a
 // store, that one is extended as the image's are: the guest trusts what it chose, and the
 // authority.
-func NewPlan(root *os.File, ca []byte, env map[string]string) (*Plan, error) {
+func NewPlan(root *os.File, ca []byte, env map[string]string, hidden []string) (*Plan, error) {
 	p, err := newPlanner(root, ca)
 	if err != nil {
 		return nil, fmt.Errorf("plan the trust of a guest: %w", err)
+	}
+	for _, name := range hidden {
+		p.hidden = append(p.hidden, path.Clean(name), p.place(name))
 	}
 	cert := p.mount(CertPath, p.ca)
 	first := p.bundles()
@@ -170,6 +186,8 @@ type planner struct {
 	cert *x509.Certificate
 	ca   []byte // PEM
 
+	hidden []string // paths where something else will be mounted, as given and without links
+
 	plan Plan
 	read int64           // bytes of stores
 	seen map[string]bool // paths that were looked at, and targets
@@ -195,7 +213,8 @@ func newPlanner(root *os.File, ca []byte) (*planner, error) {
 }
 
 // extend has the store at name mounted over by what with makes of it, and returns that; nil
-// if it stays as it is, or has been looked at by another name. An absent store is none.
+// if it stays as it is, or has been looked at by another name. An absent store is none. A
+// hidden one is returned, and not mounted over: the image trusts what it has.
 func (p *planner) extend(name string, with func([]byte) ([]byte, error)) []byte {
 	name = path.Clean(name)
 	if p.seen[name] {
@@ -218,6 +237,9 @@ func (p *planner) extend(name string, with func([]byte) ([]byte, error)) []byte 
 	case err != nil:
 		p.leave(name, err)
 		return nil
+	case slices.ContainsFunc(p.hidden, func(dir string) bool { return record.Within(f.target, dir) }):
+		p.leave(name, errors.New("memory or a volume of the sandbox hides it"))
+		return b
 	case len(p.plan.StoreMounts) >= maxMounts:
 		p.leave(name, fmt.Errorf("%d stores are mounted already", maxMounts))
 		return nil

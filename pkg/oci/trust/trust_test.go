@@ -85,9 +85,9 @@ func openDir(t testing.TB, dir string) *os.File {
 	return f
 }
 
-func planOf(t testing.TB, root *os.File, env map[string]string) *Plan {
+func planOf(t testing.TB, root *os.File, env map[string]string, hidden ...string) *Plan {
 	t.Helper()
-	p, err := NewPlan(root, ca, env)
+	p, err := NewPlan(root, ca, env, hidden)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -550,12 +550,12 @@ func TestEnv(t *testing.T) {
 		"a file that is not there": {
 			map[string]string{"AWS_CA_BUNDLE": "/gone.pem"},
 			all,
-			`left AWS_CA_BUNDLE: the guest has set it to "/gone.pem", which is not in the root: it is absent or on a volume` + "\n",
+			`left AWS_CA_BUNDLE: the guest has set it to a file that is not in the root: it is absent or on a volume` + "\n",
 		},
 		"empty": {
 			map[string]string{"SSL_CERT_FILE": ""},
 			without("SSL_CERT_FILE"),
-			`left SSL_CERT_FILE: the guest has set it to "", which is not an absolute path` + "\n",
+			`left SSL_CERT_FILE: the guest has set it, and not to an absolute path` + "\n",
 		},
 		"a program": {
 			map[string]string{"SSL_CERT_FILE": "/bin/sh"}, without("SSL_CERT_FILE"), "left /bin/sh: not a bundle of certificates as PEM\n",
@@ -611,6 +611,52 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+// TestHidden: nothing is mounted in a place of memory or of a volume, by whatever name that
+// has. A bundle that is hidden is still what the image trusts.
+func TestHidden(t *testing.T) {
+	tree := []string{
+		"usr/share/tls/certs/ca-certificates.crt", "etc/ssl -> /usr/share/tls", "etc/ssl2 -> ssl", "opt/own.pem = -----BEGIN own",
+		"usr/lib/jvm/jdk/lib/security/cacerts = changeit.jks", "etc/dangling -> /absent/dir", "loop -> loop",
+	}
+	const (
+		store = "/usr/share/tls/certs/ca-certificates.crt trust-1: the authority and roots\n"
+		noted = "left /etc/ssl/certs/ca-certificates.crt: memory or a volume of the sandbox hides it\n"
+		java  = "/usr/lib/jvm/jdk/lib/security/cacerts trust-%d: a JKS\n"
+		own   = `/opt/own.pem trust-%d: the authority and "-----BEGIN own"` + "\n"
+	)
+	imageOnly := cert + "/opt/opensandbox/ca-bundle.pem trust-2: the authority and roots\n" + fmt.Sprintf(java+own, 1, 3) + noted
+	for name, c := range map[string]struct {
+		hidden []string
+		want   string
+	}{
+		"none": {nil, always + store + fmt.Sprintf(java+own, 2, 3)},
+		"others": {
+			[]string{"/work", "/usr/share/tls/certs/ca", "/opt/own", "/etc/dangling/x", "/loop/x", "/absent/etc"},
+			always + store + fmt.Sprintf(java+own, 2, 3),
+		},
+		"by its own path":     {[]string{"/usr/share/tls"}, imageOnly},
+		"the file itself":     {[]string{"/usr/share/tls/certs/ca-certificates.crt"}, imageOnly},
+		"by a link":           {[]string{"/etc/ssl"}, imageOnly},
+		"by a link to a link": {[]string{"/etc/ssl2/certs/"}, imageOnly},
+		"by a path with dots": {[]string{"/opt/../etc/./ssl"}, imageOnly},
+		"one of Java, and an own": {
+			[]string{"/usr/lib/jvm", "/opt"},
+			always + store + "left /usr/lib/jvm/jdk/lib/security/cacerts: memory or a volume of the sandbox hides it\n" +
+				"left /opt/own.pem: memory or a volume of the sandbox hides it\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := planOf(t, plant(t, tree...), map[string]string{"SSL_CERT_FILE": "/opt/own.pem"}, c.hidden...)
+			if got := p.text(); got != c.want {
+				t.Errorf("the plan is\n%s\nwant\n%s", got, c.want)
+			}
+			if p.Env["REQUESTS_CA_BUNDLE"] != BundlePath {
+				t.Error("the image has a bundle, and its programs do not read it")
+			}
+		})
+	}
+}
+
 // TestRefused: an authority that is none, and a root that is none, are errors.
 func TestRefused(t *testing.T) {
 	root := plant(t)
@@ -618,13 +664,13 @@ func TestRefused(t *testing.T) {
 		"nothing": nil, "text": []byte("hello"), "two": append(bytes.Clone(ca), ca...), "half": ca[:len(ca)-40],
 		"not a certificate": []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
 	} {
-		if _, err := NewPlan(root, bad, nil); err == nil || !strings.Contains(err.Error(), "authority") {
+		if _, err := NewPlan(root, bad, nil, nil); err == nil || !strings.Contains(err.Error(), "authority") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	closed := openDir(t, root.Name())
 	closed.Close()
-	if _, err := NewPlan(closed, ca, nil); err == nil {
+	if _, err := NewPlan(closed, ca, nil, nil); err == nil {
 		t.Error("a closed root gives a plan")
 	}
 }

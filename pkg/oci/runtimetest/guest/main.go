@@ -53,6 +53,8 @@ func main() {
 			answer = places()
 		case "setuid":
 			answer = setuid()
+		case "stores":
+			answer = stores()
 		default:
 			answer = "unknown question " + q
 		}
@@ -107,6 +109,39 @@ func places() map[string]map[string]string {
 		}
 		p["exec"] = errText(unix.Access(prog, unix.X_OK))
 		p["fill"] = fill(filepath.Join(dir, "fill"))
+	}
+	return all
+}
+
+// stores returns what stands in each store of certificates that a test of the suite looks at,
+// and whether the guest can change it.
+func stores() map[string]map[string]string {
+	all := map[string]map[string]string{}
+	for _, name := range []string{
+		"/opt/opensandbox/mitmproxy-ca-cert.pem", "/opt/opensandbox/ca-bundle.pem", "/usr/share/tls/bundle.pem",
+		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/cert.pem",
+	} {
+		s := map[string]string{}
+		all[name] = s
+		b, err := os.ReadFile(name)
+		if s["text"] = string(b); err != nil {
+			s["text"] = err.Error()
+			continue
+		}
+		f, err := os.OpenFile(name, os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteString("mine")
+			f.Close()
+		}
+		s["write"], s["chmod"] = errText(err), errText(os.Chmod(name, 0o600))
+		if fi, err := os.Lstat(name); err != nil || !fi.Mode().IsRegular() {
+			continue // a link may be removed
+		}
+		if err = os.WriteFile(name+".new", b, 0o600); err == nil {
+			err = os.Rename(name+".new", name)
+			os.Remove(name + ".new") //nolint:errcheck // it has been renamed
+		}
+		s["rename"], s["remove"] = errText(err), errText(os.Remove(name))
 	}
 	return all
 }
