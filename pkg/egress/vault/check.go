@@ -46,7 +46,8 @@ func checkName(at, name string) error {
 // checkEnv checks the name of a variable; "" is none.
 func checkEnv(at, name string) error {
 	if name != "" && (!record.IsVariable(name) || record.IsReserved(name) || len(name) > MaxName || !utf8.ValidString(name)) {
-		return invalid(at, "its env is no name of a variable, such as API_TOKEN, or longer than %d bytes, or reserved for OpenSandbox", MaxName)
+		return invalid(at, "its env is no name of a variable, such as API_TOKEN, or longer than %d bytes, or reserved for "+
+			"OpenSandbox", MaxName)
 	}
 	return nil
 }
