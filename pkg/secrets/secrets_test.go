@@ -447,7 +447,7 @@ func TestApply(t *testing.T) {
 
 // TestMany: changes of one sandbox at once come one after the other, and each is applied in turn.
 func TestMany(t *testing.T) {
-	const clients, each = 8, 5
+	const clients, each = 5, 3
 	w, ctx := newWorld(t), t.Context()
 	var applied, answered []int64
 	w.apply = func(context.Context, string) error {
