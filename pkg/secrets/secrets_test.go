@@ -71,6 +71,9 @@ func openStore(t *testing.T, dir string) *store.DB {
 
 func openKey(t *testing.T, dir string) *sealed.Key {
 	t.Helper()
+	if err := os.Chmod(dir, 0o700); err != nil { // whatever the umask
+		t.Fatal(err)
+	}
 	key, err := sealed.Open("", filepath.Join(dir, "secrets.key"), true)
 	if err != nil {
 		t.Fatal(err)
@@ -81,9 +84,6 @@ func openKey(t *testing.T, dir string) *sealed.Key {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir()}
-	if err := os.Chmod(w.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
 	w.db = openStore(t, w.dir)
 	w.box = w.insert(box, true)
 	w.open(func(*Config) {})
