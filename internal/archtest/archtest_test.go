@@ -34,7 +34,7 @@ var layers = [][]string{
 		"internal/manual", "internal/metrics", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image",
 		"pkg/agent", "pkg/store", "pkg/publish",
 	},
-	3: {"pkg/sandbox", "internal/backup"},
+	3: {"pkg/sandbox", "pkg/secrets", "internal/backup"},
 	4: {"pkg/expiry", "pkg/health", "pkg/admission"},
 	5: {"pkg/api", "api"},
 	6: {"pkg/client", "internal/config"},

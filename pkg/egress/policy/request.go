@@ -129,6 +129,15 @@ func (p *Policy) DecideRequest(f Flow, name string, q Request) (allow bool, why 
 	return allow, why
 }
 
+// Covers reports whether the rules leave some request of f to host: one that allows all or some
+// comes before the first that denies all. host is a name, or a wildcard such as *.example.com.
+// Of a wildcard those rules count that match all its names. Rules by address do not count, as
+// nobody knows the address yet: f has none.
+func (p *Policy) Covers(f Flow, host string) bool {
+	allow, _ := p.first(f, func(r *rule) bool { return nameMatches(r.name, host) && (r.allow || r.when == nil) })
+	return allow
+}
+
 // Permits lists up to most rules that allow requests to name, for the answer to one that is
 // denied.
 func (p *Policy) Permits(f Flow, name string, most int) (texts []string) {

@@ -172,6 +172,79 @@ func TestPermits(t *testing.T) {
 }
 
 // TestDecideRequestRefuses: what is no request that rules can be about passes no rule.
+// TestCovers: a host to which some request is allowed is covered, whatever the rules.
+func TestCovers(t *testing.T) {
+	some := func(n record.Network, i int) record.Network {
+		n.Rules[i].Requests = &record.Requests{Methods: []string{"GET"}, Paths: []string{"/v1/*"}}
+		return n
+	}
+	for i, c := range []struct {
+		n    record.Network
+		host string
+		want bool
+	}{
+		{rules(t, "rules"), "a.test", false},
+		{rules(t, "none", "a.test"), "a.test", false},
+		{rules(t, "open"), "a.test", true},
+		{rules(t, "open"), "*.a.test", true},
+		{rules(t, "open", "!a.test"), "a.test", false},
+		{rules(t, "open", "!*.test"), "*.a.test", false},
+		{rules(t, "open", "!b.a.test"), "*.a.test", true}, // a rule about some names is none about all
+		{rules(t, "rules", "b.a.test"), "*.a.test", false},
+		{rules(t, "rules", "*.a.test"), "*.a.test", true},
+		{rules(t, "rules", "*.a.test"), "a.test", false},
+		{rules(t, "rules", "*.test"), "*.a.test", true},
+		{rules(t, "rules", "*.a.test"), "*.test", false},
+		{rules(t, "rules", "!a.test", "a.test"), "a.test", false},
+		{rules(t, "rules", "!a.test:80", "a.test"), "a.test", true}, // f has port 443
+		{rules(t, "rules", "a.test:80"), "a.test", false},
+		{rules(t, "rules", "a.test/udp"), "a.test", false},
+		{rules(t, "rules", "0.0.0.0/0"), "a.test", false}, // DNS does not answer for it
+		{some(rules(t, "rules", "a.test"), 0), "a.test", true},
+		{some(rules(t, "rules", "!a.test", "a.test"), 0), "a.test", true},
+		{some(rules(t, "rules", "!a.test", "a.test"), 1), "a.test", false},
+	} {
+		p, err := Compile(Host{}, c.n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Covers(Flow{Proto: unix.IPPROTO_TCP, Port: 443}, c.host); got != c.want {
+			t.Errorf("case %d: %v covers %s: %v", i, c.n, c.host, got)
+		}
+	}
+	r, covered, not := space{rand.New(rand.NewPCG(9, 10))}, 0, 0
+	for range 1000 {
+		n := r.network(true)
+		p, err := Compile(Host{}, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := Flow{Proto: unix.IPPROTO_TCP, Port: []uint16{80, 443}[r.IntN(2)]}
+		for _, name := range someNames {
+			allowed := false
+			for _, method := range someMethods {
+				for _, path := range somePaths[:4] { // of one reading each
+					if allow, _ := p.DecideRequest(f, name, Request{method, path}); allow {
+						allowed = true
+					}
+				}
+			}
+			got := p.Covers(f, name)
+			if allowed && !got {
+				t.Fatalf("%v: some request to %s is allowed, and it is not covered", n, name)
+			}
+			if got {
+				covered++
+			} else {
+				not++
+			}
+		}
+	}
+	if covered < 500 || not < 500 {
+		t.Errorf("%d covered, %d not", covered, not)
+	}
+}
+
 func TestDecideRequestRefuses(t *testing.T) {
 	p, err := Compile(Host{}, record.Network{Mode: record.NetworkOpen, Rules: []record.Rule{
 		{Name: "a.test", Requests: &record.Requests{Methods: []string{"DELETE"}}},

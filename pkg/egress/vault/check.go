@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/paths"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // maxArgs is how many arguments a command may have, with its own name.
@@ -38,6 +39,15 @@ func checkName(at, name string) error {
 		return invalid(at, "its name has characters that cannot be seen, or blanks around it")
 	case strings.ContainsAny(name, `/\`) || name == "." || name == "..":
 		return invalid(at, "its name has a slash or a backslash, or is . or ..: it could not stand in a URL")
+	}
+	return nil
+}
+
+// checkEnv checks the name of a variable; "" is none.
+func checkEnv(at, name string) error {
+	if name != "" && (!record.IsVariable(name) || record.IsReserved(name) || len(name) > MaxName || !utf8.ValidString(name)) {
+		return invalid(at, "its env is no name of a variable, such as API_TOKEN, or longer than %d bytes, or reserved for "+
+			"OpenSandbox", MaxName)
 	}
 	return nil
 }
@@ -221,6 +231,13 @@ func (v *Vault) check() error {
 	case size > MaxSize:
 		return invalid("", "its texts have %d bytes in all; at most %d are allowed", size, MaxSize)
 	}
+	variables := map[string]string{}
+	for _, c := range v.Credentials() {
+		if other, taken := variables[c.Env]; taken && c.Env != "" {
+			return invalid("", "credentials %q and %q have the same env; name another variable for one of them", other, c.Name)
+		}
+		variables[c.Env] = c.Name
+	}
 	hosts, paths := 0, 0
 	for _, b := range v.bindings {
 		hosts, paths = hosts+len(b.Match.Hosts), paths+len(b.Match.Paths)
@@ -290,7 +307,7 @@ func (v *Vault) size() (n int) {
 		}
 	}
 	for _, c := range v.credentials {
-		add([]string{c.Name, c.Source.Path, c.Source.Value.Reveal()}, c.Source.Argv)
+		add([]string{c.Name, c.Env, c.Source.Path, c.Source.Value.Reveal()}, c.Source.Argv)
 	}
 	for _, b := range v.bindings {
 		add([]string{b.Name}, b.Match.Hosts, b.Match.Methods, b.Match.Paths)

@@ -20,7 +20,8 @@ func Create(data []byte) (*Vault, error) { return create(data, false) }
 //	{"type": "file", "path": "/etc/…", "cacheSeconds": 60}
 //	{"type": "command", "argv": ["/usr/bin/…", "…"], "cacheSeconds": 60}
 //
-// cacheSeconds is from 0 to 86400 and may be missing.
+// cacheSeconds is from 0 to 86400 and may be missing. Beside name and source a credential may
+// have env, see Credential.Env.
 func CreateTrusted(data []byte) (*Vault, error) { return create(data, true) }
 
 func create(data []byte, trusted bool) (*Vault, error) {
@@ -44,7 +45,15 @@ func (r *reader) credentials(p *[]*Credential, trusted bool) func(at string) err
 	return func(at string) error {
 		return r.array(at, MaxCredentials, func(at string) error {
 			c := &Credential{Placeholder: PlaceholderPrefix + rand.Text()}
-			if _, err := r.object(at, fields{"name": r.text(&c.Name), "source": r.source(&c.Source, trusted)}); err != nil {
+			if _, err := r.object(at, fields{
+				"name": r.text(&c.Name), "source": r.source(&c.Source, trusted), "env": r.text(&c.Env),
+			}); err != nil {
+				return err
+			}
+			if c.Env != "" && !trusted {
+				return invalid(at, "only the administrator of the host may name a variable for a credential; leave env out")
+			}
+			if err := checkEnv(at, c.Env); err != nil {
 				return err
 			}
 			if c.Source.Type == "" {

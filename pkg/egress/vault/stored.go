@@ -24,6 +24,7 @@ type stored struct {
 type storedCredential struct {
 	Name        string        `json:"name"`
 	Placeholder string        `json:"placeholder"`
+	Env         string        `json:"env,omitempty"`
 	Revision    int64         `json:"revision"`
 	Type        SourceType    `json:"type"`
 	Value       string        `json:"value,omitempty"`
@@ -46,7 +47,7 @@ func (v *Vault) Encode() []byte {
 	for _, c := range v.Credentials() {
 		s := c.Source
 		out.Credentials = append(out.Credentials, storedCredential{
-			c.Name, c.Placeholder, c.Revision, s.Type, s.Value.Reveal(), s.Path, s.Argv, s.Cache,
+			c.Name, c.Placeholder, c.Env, c.Revision, s.Type, s.Value.Reveal(), s.Path, s.Argv, s.Cache,
 		})
 	}
 	for _, b := range v.Bindings() {
@@ -85,8 +86,8 @@ func Decode(data []byte) (*Vault, error) {
 	drawn := map[string]bool{}
 	for i, s := range in.Credentials {
 		at := fmt.Sprintf("credentials[%d]", i)
-		c := &Credential{s.Name, Source{s.Type, NewSecret(s.Value), s.Path, s.Argv, s.Cache}, s.Placeholder, s.Revision}
-		if err := errors.Join(checkName(at, c.Name), c.Source.check(at)); err != nil {
+		c := &Credential{s.Name, Source{s.Type, NewSecret(s.Value), s.Path, s.Argv, s.Cache}, s.Placeholder, s.Env, s.Revision}
+		if err := errors.Join(checkName(at, c.Name), checkEnv(at, c.Env), c.Source.check(at)); err != nil {
 			return nil, fmt.Errorf("stored %w", err)
 		}
 		if v.credentials[s.Name] != nil || drawn[s.Placeholder] || !placeholderForm.MatchString(s.Placeholder) ||

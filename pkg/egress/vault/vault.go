@@ -58,7 +58,10 @@ type Credential struct {
 	// of base32. It is drawn when the credential is added, and stays when its value is replaced:
 	// it may stand in the guest's environment.
 	Placeholder string
-	Revision    int64 // the vault's when this was last written
+	// Env, if not empty, names the variable of the guest's environment that has the placeholder,
+	// from the next start of the sandbox on. Only the administrator writes it. No two have the same.
+	Env      string
+	Revision int64 // the vault's when this was last written
 }
 
 // A SourceType says where the value of a credential is.
@@ -222,7 +225,7 @@ type Uncovered struct {
 }
 
 // Uncovered returns the hosts of bindings for which allowed says no, sorted by binding. A host
-// may begin with "*.": then allowed must say whether every name below it is allowed.
+// may begin with "*.": then allowed is asked about all names below it (policy.Policy.Covers).
 func (v *Vault) Uncovered(allowed func(host string, port uint16) bool) (out []Uncovered) {
 	for _, b := range v.Bindings() {
 		for _, host := range b.Match.Hosts {

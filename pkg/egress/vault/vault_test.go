@@ -324,6 +324,39 @@ func TestTrusted(t *testing.T) {
 	}
 }
 
+// TestEnv: an administrator names the variable that has the placeholder, and nobody else.
+func TestEnv(t *testing.T) {
+	with := func(envs ...string) string {
+		var all []string
+		for i, env := range envs {
+			all = append(all, fmt.Sprintf(`{"name":"c%d","env":%q,"source":{"value":"x"}}`, i, env))
+		}
+		return `{"credentials":[` + strings.Join(all, ",") + `]}`
+	}
+	v, err := CreateTrusted([]byte(with("API_TOKEN", "", "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Decode(v.Encode())
+	if err != nil || again.Credential("c0").Env != "API_TOKEN" || again.Credential("c1").Env != "" {
+		t.Errorf("%v: %+v", err, again)
+	}
+	if _, err := Create([]byte(with("API_TOKEN"))); err == nil || !strings.Contains(err.Error(), "only the administrator") {
+		t.Errorf("a client names a variable: %v", err)
+	}
+	for _, bad := range []string{"A=B", "A\nB", strings.Repeat("A", MaxName+1), "OPENSANDBOX_LIFECYCLE"} {
+		if _, err := CreateTrusted([]byte(with(bad))); err == nil || !strings.Contains(err.Error(), "no name of a variable") {
+			t.Errorf("%.20q: %v", bad, err)
+		}
+	}
+	if _, err := CreateTrusted([]byte(with("A", "B", "A"))); err == nil || !strings.Contains(err.Error(), `"c0" and "c2" have the same env`) {
+		t.Error(err)
+	}
+	if _, err := Decode([]byte(strings.Replace(string(v.Encode()), "API_TOKEN", "A=B", 1))); err == nil {
+		t.Error("a stored vault has A=B as a variable")
+	}
+}
+
 func TestPatch(t *testing.T) {
 	v := create1(t, vaultOf(bearer("a", `{"hosts":["a.example.com"]}`)))
 	before, first := string(v.Encode()), v

@@ -1,0 +1,216 @@
+// Package secrets keeps the vault and the certificate authority of each sandbox whose hosts may
+// be inspected, sealed in the store, and gives egress what it needs of them.
+//
+//	POST, PATCH, DELETE ──▶ check ──▶ seal ──▶ store (durable) ──▶ Config.Apply ──▶ the answer
+//	                                             │                     │
+//	row egress, also after a kill ── Inspection ◀┘ ◀───────────────────┘
+//	row bundle, at a start        ── Authority: made, or renewed, and durable before it is used
+//
+// A change is durable before it is applied. If the daemon is killed in between, the next one
+// registers its sandboxes with what is durable. If Apply fails, the change stays too, and the
+// error says that the vault of before is still in force; Reapply tries again.
+//
+// Nothing is kept in memory but values of files and commands (values.go): a vault is unsealed and
+// checked each time it is asked for, which takes tens of milliseconds for the largest there may
+// be (BenchmarkOverlap of pkg/egress/vault). What registered sandboxes need stays with egress.
+//
+// What surprises: a lost key fails the calls that need it, and only these. A vault can still be
+// deleted, and a sandbox without a vault can be registered.
+package secrets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/failpoint"
+	"github.com/sandboxd/sandboxd/internal/keylock"
+	"github.com/sandboxd/sandboxd/internal/sealed"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// ErrOff is the cause of the error of a change for a sandbox that was made without inspection
+// (record.Spec.Inspect): OpenSandbox's status for it is 412.
+var ErrOff = errors.New("the sandbox was made without inspection")
+
+// Store keeps sealed secrets. (pkg/store)
+type Store interface {
+	// PutSecret writes v in the place of was: errs.WrongState if it is another by now.
+	PutSecret(ctx context.Context, v, was record.Secret) error
+	// Secret fails with errs.Internal if there is one that cannot be read.
+	Secret(ctx context.Context, id string, kind record.SecretKind) (record.Secret, bool, error)
+	// DeleteSecret fails with errs.NotFound if there is none.
+	DeleteSecret(ctx context.Context, id string, kind record.SecretKind) error
+	Secrets(ctx context.Context) (all []record.Secret, unreadable []string, err error)
+}
+
+// Config is what a Keeper needs. Store and Apply are required.
+type Config struct {
+	Store Store
+	// Key seals. nil: there is none, for the reason KeyErr.
+	Key    *sealed.Key
+	KeyErr error
+	// Host are the rules that stand before those of each sandbox.
+	Host policy.Host
+	// Apply registers a sandbox with egress again, by what Inspection then returns; if it does
+	// not run, Apply does nothing. It is called after each change, when that is durable, one call
+	// at a time for a sandbox. A client that hangs up does not end its ctx.
+	Apply func(ctx context.Context, id string) error
+	// Mask: values in answers are replaced, see inject.Options.
+	Mask   bool
+	Logger *slog.Logger     // nil: discard
+	Now    func() time.Time // nil: time.Now
+}
+
+// A Keeper keeps the secrets of sandboxes. Its methods may be called concurrently. Changes of
+// one sandbox wait for one another.
+type Keeper struct {
+	c   Config
+	log *slog.Logger
+	now func() time.Time
+
+	changing keylock.Set // by the name of a secret
+	runs     keylock.Set // by sandbox and credential; see values.go
+	// How long a command may run, and how long its output may stay open when it has ended.
+	limit, grace time.Duration
+
+	mu      sync.Mutex
+	pending map[string]bool // sandboxes whose vault changed and was not applied; guarded by mu
+}
+
+// New makes a Keeper.
+func New(c Config) *Keeper {
+	k := &Keeper{c: c, log: c.Logger, now: c.Now, limit: commandTime, grace: commandGrace, pending: map[string]bool{}}
+	if k.log == nil {
+		k.log = slog.New(slog.DiscardHandler)
+	}
+	if k.now == nil {
+		k.now = time.Now
+	}
+	return k
+}
+
+// Kept is the failpoint between durable and applied.
+const Kept = "secrets:kept"
+
+// apply has egress take what is durable. kept says what that is.
+func (k *Keeper) apply(ctx context.Context, id, kept string) error {
+	k.setPending(id, true)
+	err := failpoint.Pass(Kept)
+	if err == nil {
+		err = k.c.Apply(ctx, id)
+	}
+	if err != nil {
+		return errs.Wrap(err, errs.CodeOf(err), "%s, but the sandbox still uses what was before: sandboxd could not apply it, and tries "+
+			"again; stop the sandbox if that must not wait", kept)
+	}
+	k.setPending(id, false)
+	return nil
+}
+
+func (k *Keeper) setPending(id string, on bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if on {
+		k.pending[id] = true
+	} else {
+		delete(k.pending, id)
+	}
+}
+
+func (k *Keeper) isPending(id string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.pending[id]
+}
+
+// Reapply tries again what Config.Apply has failed to do. It is for the sweep.
+func (k *Keeper) Reapply(ctx context.Context) error {
+	k.mu.Lock()
+	ids := slices.Sorted(maps.Keys(k.pending))
+	k.mu.Unlock()
+	var all []error
+	for _, id := range ids {
+		if err := k.reapply(ctx, id); err != nil {
+			all = append(all, fmt.Errorf("apply the credential vault of sandbox %s again: %w", id, err))
+		}
+	}
+	return errors.Join(all...)
+}
+
+func (k *Keeper) reapply(ctx context.Context, id string) error {
+	unlock, err := k.lock(ctx, id, record.Vault)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if !k.isPending(id) {
+		return nil
+	}
+	err = k.c.Apply(ctx, id)
+	if err == nil || errs.Is(err, errs.NotFound) { // the sandbox is gone
+		k.setPending(id, false)
+		return nil
+	}
+	return err
+}
+
+// unseal opens a secret. Its errors are errs.Unavailable if it may open later, with another key
+// or another sandboxd, and errs.Internal if it never will.
+func (k *Keeper) unseal(s record.Secret) ([]byte, error) {
+	if k.c.Key == nil {
+		return nil, k.noKey()
+	}
+	text, err := k.c.Key.Unseal(s.Name(), s.Sealed)
+	switch {
+	case err == nil:
+		return text, nil
+	case errors.Is(err, sealed.ErrOtherKey):
+		return nil, errs.Wrap(err, errs.Unavailable, "the %s of sandbox %s cannot be opened: the key that sealed it is missing; %s", s.Kind,
+			s.Sandbox, k.c.Key.Bring())
+	case errors.Is(err, sealed.ErrNewer):
+		return nil, errs.Wrap(err, errs.Unavailable, "the %s of sandbox %s cannot be opened: a newer sandboxd sealed it; start that one",
+			s.Kind, s.Sandbox)
+	case s.Kind == record.Authority:
+		return nil, errs.Wrap(err, errs.Internal, "the %s of sandbox %s is damaged; restart the sandbox, which gives it a new one", s.Kind,
+			s.Sandbox)
+	}
+	return nil, errs.Wrap(err, errs.Internal, "the %s of sandbox %s is damaged; delete it, and set it again", s.Kind, s.Sandbox)
+}
+
+func (k *Keeper) noKey() error {
+	return errs.Wrap(k.c.KeyErr, errs.Unavailable, "sandboxd has no key for the secrets of sandboxes: %s", k.c.Key.Bring())
+}
+
+// lock waits for other changes of a secret.
+func (k *Keeper) lock(ctx context.Context, id string, kind record.SecretKind) (unlock func(), err error) {
+	unlock, err = k.changing.Lock(ctx, record.Secret{Sandbox: id, Kind: kind}.Name())
+	if err != nil {
+		return nil, fmt.Errorf("wait for another change of the %s of sandbox %s: %w", kind, id, err)
+	}
+	return unlock, nil
+}
+
+// Problems says, a line each, what is wrong with the key, for people.
+func (k *Keeper) Problems(ctx context.Context) (lines []string) {
+	if k.c.Key != nil {
+		return nil
+	}
+	all, unreadable, err := k.c.Store.Secrets(ctx)
+	if err != nil {
+		return []string{fmt.Sprintf("secrets of sandboxes: %s", err)}
+	}
+	why := k.c.KeyErr
+	if why == nil {
+		why = errors.New("none was given")
+	}
+	return []string{fmt.Sprintf("there is no key for the secrets of sandboxes (%s), so sandboxes with inspection do not start, and %s "+
+		"cannot be opened: %s", why, errs.Count(len(all)+len(unreadable), "secret", "secrets"), k.c.Key.Bring())}
+}

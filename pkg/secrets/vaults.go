@@ -1,0 +1,298 @@
+package secrets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/egress/vault"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Create gives a sandbox its vault, by the body of OpenSandbox's POST /credential-vault. It fails
+// with errs.WrongState and ErrOff if the sandbox was made without inspection, with errs.Exists if
+// it has a vault, and with errs.Invalid if the body is no vault, or if it has a host that the
+// network policy of r does not allow. errs.Unavailable: the key is missing.
+func (k *Keeper) Create(ctx context.Context, r *record.Record, body []byte) (vault.State, error) {
+	return k.create(ctx, r, body, vault.Create)
+}
+
+// CreateTrusted is Create for an administrator, whose credentials may come from files and
+// commands of the host (vault.CreateTrusted).
+func (k *Keeper) CreateTrusted(ctx context.Context, r *record.Record, body []byte) (vault.State, error) {
+	return k.create(ctx, r, body, vault.CreateTrusted)
+}
+
+type parser func(body []byte) (*vault.Vault, error)
+
+func (k *Keeper) create(ctx context.Context, r *record.Record, body []byte, parse parser) (vault.State, error) {
+	return k.change(ctx, r, func(old *vault.Vault, found bool) (*vault.Vault, error) {
+		if found {
+			return nil, errs.New(errs.Exists, "sandbox %s has a credential vault already; change that, or delete it first", r.ID)
+		}
+		return parse(body)
+	})
+}
+
+// Patch changes the vault of a sandbox, by the body of OpenSandbox's PATCH /credential-vault. It
+// fails as Create does, with errs.NotFound if there is no vault, and with errs.WrongState if its
+// revision is not the one that the body expects.
+func (k *Keeper) Patch(ctx context.Context, r *record.Record, body []byte) (vault.State, error) {
+	return k.patch(ctx, r, func(v *vault.Vault) (*vault.Vault, error) { return v.Patch(body) })
+}
+
+// PatchTrusted is Patch for an administrator, as CreateTrusted is Create.
+func (k *Keeper) PatchTrusted(ctx context.Context, r *record.Record, body []byte) (vault.State, error) {
+	return k.patch(ctx, r, func(v *vault.Vault) (*vault.Vault, error) { return v.PatchTrusted(body) })
+}
+
+func (k *Keeper) patch(ctx context.Context, r *record.Record, edit func(*vault.Vault) (*vault.Vault, error)) (vault.State, error) {
+	return k.change(ctx, r, func(old *vault.Vault, found bool) (*vault.Vault, error) {
+		if !found {
+			return nil, noVault(r.ID)
+		}
+		return edit(old)
+	})
+}
+
+// An edit makes a vault of the old one, or of nil if found is false.
+type edit func(old *vault.Vault, found bool) (*vault.Vault, error)
+
+// change puts what an edit makes of the vault in its place, and applies it.
+func (k *Keeper) change(ctx context.Context, r *record.Record, e edit) (s vault.State, err error) {
+	if !r.Spec.Inspect {
+		return s, errs.Wrap(ErrOff, errs.WrongState, "sandbox %s was made without inspection of its requests, which a credential vault "+
+			"needs: make one with credentialProxy.enabled = true", r.ID)
+	}
+	unlock, err := k.lock(ctx, r.ID, record.Vault)
+	if err != nil {
+		return s, err
+	}
+	defer unlock()
+	ctx = context.WithoutCancel(ctx) // what is durable gets applied
+	next, err := k.put(ctx, r, e)
+	for range 3 { // a key rotation seals anew what is there, without another change
+		if !errors.Is(err, errMeanwhile) {
+			break
+		}
+		next, err = k.put(ctx, r, e)
+	}
+	if err != nil {
+		return s, err
+	}
+	if err := k.apply(ctx, r.ID, fmt.Sprintf("the change of the credential vault of sandbox %s is kept, as revision %d", r.ID,
+		next.Revision())); err != nil {
+		return s, err
+	}
+	return next.State(), nil
+}
+
+var errMeanwhile = errors.New("the secret was changed meanwhile")
+
+// put makes the change durable.
+func (k *Keeper) put(ctx context.Context, r *record.Record, e edit) (*vault.Vault, error) {
+	if k.c.Key == nil {
+		return nil, k.noKey()
+	}
+	was, found, err := k.c.Store.Secret(ctx, r.ID, record.Vault)
+	if err != nil {
+		return nil, err
+	}
+	var old *vault.Vault
+	if found {
+		if old, err = k.open(was); err != nil {
+			return nil, err
+		}
+	}
+	next, err := e(old, found)
+	if err != nil {
+		return nil, err
+	}
+	if err := k.covered(next, r.Spec.Network, "allow it first, or leave the binding out"); err != nil {
+		return nil, err
+	}
+	text := next.Encode()
+	v := record.Secret{Sandbox: r.ID, Kind: record.Vault}
+	v.Sealed = k.c.Key.Seal(v.Name(), text)
+	clear(text)
+	err = k.c.Store.PutSecret(ctx, v, was)
+	if errs.Is(err, errs.WrongState) {
+		return nil, fmt.Errorf("%w: %w", errMeanwhile, err)
+	}
+	return next, err
+}
+
+// Delete removes the vault of a sandbox, also one that does not open. It fails with errs.NotFound
+// if there is none. It needs no key.
+func (k *Keeper) Delete(ctx context.Context, r *record.Record) error {
+	unlock, err := k.lock(ctx, r.ID, record.Vault)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	ctx = context.WithoutCancel(ctx)
+	err = k.c.Store.DeleteSecret(ctx, r.ID, record.Vault)
+	if errs.Is(err, errs.NotFound) && k.isPending(r.ID) {
+		err = nil // a Delete that could not be applied is repeated
+	}
+	if errs.Is(err, errs.NotFound) {
+		return noVault(r.ID)
+	}
+	if err != nil {
+		return err
+	}
+	return k.apply(ctx, r.ID, fmt.Sprintf("the credential vault of sandbox %s is deleted", r.ID))
+}
+
+// Get returns what may be shown of the vault of a sandbox. As the next four, it fails with
+// errs.NotFound if there is none, and with errs.Unavailable if its key is missing.
+func (k *Keeper) Get(ctx context.Context, r *record.Record) (vault.State, error) {
+	v, err := k.vault(ctx, r.ID)
+	if err != nil {
+		return vault.State{}, err
+	}
+	return v.State(), nil
+}
+
+// Credentials returns what may be shown of the credentials.
+func (k *Keeper) Credentials(ctx context.Context, r *record.Record) (vault.CredentialList, error) {
+	v, err := k.vault(ctx, r.ID)
+	if err != nil {
+		return vault.CredentialList{}, err
+	}
+	return v.CredentialList(), nil
+}
+
+// Credential returns what may be shown of one credential; errs.NotFound also if there is none of
+// that name.
+func (k *Keeper) Credential(ctx context.Context, r *record.Record, name string) (vault.CredentialMetadata, error) {
+	v, err := k.vault(ctx, r.ID)
+	if err != nil {
+		return vault.CredentialMetadata{}, err
+	}
+	return v.CredentialMetadata(name)
+}
+
+// Bindings returns what may be shown of the bindings.
+func (k *Keeper) Bindings(ctx context.Context, r *record.Record) (vault.BindingList, error) {
+	v, err := k.vault(ctx, r.ID)
+	if err != nil {
+		return vault.BindingList{}, err
+	}
+	return v.BindingList(), nil
+}
+
+// Binding returns what may be shown of one binding; errs.NotFound also if there is none of that
+// name.
+func (k *Keeper) Binding(ctx context.Context, r *record.Record, name string) (vault.BindingMetadata, error) {
+	v, err := k.vault(ctx, r.ID)
+	if err != nil {
+		return vault.BindingMetadata{}, err
+	}
+	return v.BindingMetadata(name)
+}
+
+// Placeholders are what the guest of a sandbox may hold in place of the values, by the name of the
+// credential: they are no secrets. It is nil if there is no vault, or it cannot be opened.
+func (k *Keeper) Placeholders(id string) map[string]string {
+	v, err := k.vault(context.Background(), id)
+	if err != nil {
+		return nil
+	}
+	out := map[string]string{}
+	for _, c := range v.Credentials() {
+		out[c.Name] = c.Placeholder
+	}
+	return out
+}
+
+// Environment is what a start of a sandbox adds to the guest's environment: placeholders, by the
+// variables of vault.Credential.Env. It is empty if there is no vault, and fails as Get does.
+func (k *Keeper) Environment(ctx context.Context, r *record.Record) (map[string]string, error) {
+	v, err := k.vault(ctx, r.ID)
+	if errs.Is(err, errs.NotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for _, c := range v.Credentials() {
+		if c.Env != "" {
+			out[c.Env] = c.Placeholder
+		}
+	}
+	return out, nil
+}
+
+// CheckPolicy fails with errs.Invalid if the network policy n would not allow a host of the vault
+// of r. A vault and a policy that change at the same moment may pass both checks: then the policy
+// holds, and the binding does nothing.
+func (k *Keeper) CheckPolicy(r *record.Record, n record.Network) error {
+	v, err := k.vault(context.Background(), r.ID)
+	if errs.Is(err, errs.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return k.covered(v, n, "allow it, or change the credential vault first")
+}
+
+// covered fails if a policy does not allow a host of a binding.
+func (k *Keeper) covered(v *vault.Vault, n record.Network, help string) error {
+	p, err := policy.Compile(k.c.Host, n)
+	if err != nil {
+		return err
+	}
+	missing := v.Uncovered(func(host string, port uint16) bool {
+		return p.Covers(policy.Flow{Proto: unix.IPPROTO_TCP, Port: port}, host)
+	})
+	if len(missing) == 0 {
+		return nil
+	}
+	var texts []string
+	for _, m := range missing[:min(len(missing), 3)] {
+		texts = append(texts, fmt.Sprintf("%s:%d of binding %q", m.Host, m.Port, m.Binding))
+	}
+	if more := len(missing) - len(texts); more > 0 {
+		texts = append(texts, fmt.Sprintf("%d more", more))
+	}
+	return errs.New(errs.Invalid, "credential vault: the network policy does not allow %s; %s", strings.Join(texts, ", "), help)
+}
+
+// vault opens the vault of a sandbox.
+func (k *Keeper) vault(ctx context.Context, id string) (*vault.Vault, error) {
+	s, found, err := k.c.Store.Secret(ctx, id, record.Vault)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, noVault(id)
+	}
+	return k.open(s)
+}
+
+// open opens a vault.
+func (k *Keeper) open(s record.Secret) (*vault.Vault, error) {
+	text, err := k.unseal(s)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(text)
+	v, err := vault.Decode(text)
+	if err != nil {
+		return nil, errs.Wrap(err, errs.Internal, "the credential vault of sandbox %s cannot be read; delete it, and set it again",
+			s.Sandbox)
+	}
+	return v, nil
+}
+
+func noVault(id string) error {
+	return errs.New(errs.NotFound, "sandbox %s has no credential vault", id)
+}
