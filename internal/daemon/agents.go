@@ -41,15 +41,15 @@ const dialTimeout = 5 * time.Second
 type agents struct {
 	cfg   *config.Config
 	disks *snapshot.Disks
-	// trusted returns the variables that a sandbox with inspected hosts gets beside its own.
-	trusted func(id string) (map[string]string, error)
+	// inspected returns the variables that a sandbox with inspected hosts gets beside its own.
+	inspected func(r *record.Record) (map[string]string, error)
 
 	mu      sync.Mutex
 	clients map[string]*agent.Client // by sandbox ID
 }
 
-func newAgents(cfg *config.Config, disks *snapshot.Disks, trusted func(id string) (map[string]string, error)) *agents {
-	return &agents{cfg: cfg, disks: disks, trusted: trusted, clients: map[string]*agent.Client{}}
+func newAgents(cfg *config.Config, disks *snapshot.Disks, inspected func(*record.Record) (map[string]string, error)) *agents {
+	return &agents{cfg: cfg, disks: disks, inspected: inspected, clients: map[string]*agent.Client{}}
 }
 
 // Bootstrap returns the line that PID 1 of r reads. It drops the client for r:
@@ -58,7 +58,7 @@ func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 	a.forget(r.ID)
 	env := environment(r)
 	if r.Spec.Inspect {
-		more, err := a.trusted(r.ID)
+		more, err := a.inspected(r)
 		if err != nil {
 			return nil, err
 		}

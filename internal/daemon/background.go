@@ -86,7 +86,7 @@ func (d background) sweep(ctx context.Context) error {
 		held = d.scope.Keep(ctx)
 	}
 	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.files.Pool.Sweep(ctx, d.noSweep()),
-		d.sweepEgress(ctx), d.images.Sweep(ctx), d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+		d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx), d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
 }
 
 // sweepEgress removes the flow logs and the DNS leases of sandboxes that have no record.

@@ -44,6 +44,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/publish"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/secrets"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
@@ -66,6 +67,7 @@ type Daemon struct {
 	scope   *systemd.Scope // nil where systemd is not init
 	cgroups *cgroups.Tree
 	egress  *egress.Engine
+	secrets *secrets.Keeper
 	ports   *publish.Ports
 	runc    *runc.Driver
 	agents  *agents
@@ -154,6 +156,9 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 		return nil, err
 	}
 	if err := d.openNetwork(ctx); err != nil {
+		return nil, err
+	}
+	if err := d.openSecrets(ctx); err != nil {
 		return nil, err
 	}
 	return d, d.openManager()
@@ -376,7 +381,10 @@ func (d *Daemon) openManager() error {
 	if err != nil {
 		return err
 	}
-	d.agents = newAgents(d.cfg, d.files.Disks, bundles.trusted)
+	bundles.authority = d.authority
+	d.agents = newAgents(d.cfg, d.files.Disks, func(r *record.Record) (map[string]string, error) {
+		return d.inspected(r, bundles.trusted)
+	})
 	d.ports = publish.New(d.log)
 	d.onClose(func() error { d.ports.CloseAll(); return nil })
 	d.queue = admission.NewQueue(d.cfg.Limits.MaxCreating)
@@ -391,7 +399,7 @@ func (d *Daemon) openManager() error {
 		Volumes:    volumes{d.files.Volumes},
 		Cgroups:    cgroupTree{d.cgroups},
 		Network:    links{d.ns, d.egress},
-		Egress:     d.egress,
+		Egress:     firewall{d.egress, d.secrets},
 		Ports:      d.ports,
 		Bundles:    bundles,
 		Agents:     d.agents,

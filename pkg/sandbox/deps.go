@@ -133,7 +133,9 @@ type (
 	}
 	// Egress decides what a sandbox may reach. (egress)
 	Egress interface {
-		Register(ctx context.Context, id string, addr netip.Addr, n record.Network) error
+		// Register puts the policy of r in force, and what is known of its secrets. The caller
+		// has locked r.
+		Register(ctx context.Context, r *record.Record, addr netip.Addr) error
 		Unregister(ctx context.Context, id string) error
 		ListRegistered(ctx context.Context) ([]string, error)
 	}

@@ -245,10 +245,10 @@ func (f fakeNetwork) Gone(ctx context.Context, id string) error {
 	return f.do(ctx, "network.Gone", id, func() error { return nil })
 }
 
-func (f fakeEgress) Register(ctx context.Context, id string, _ netip.Addr, n record.Network) error {
-	return f.do(ctx, "egress.make", id, func() error {
-		f.things["egress/"+id] = true
-		f.registered[id] = n
+func (f fakeEgress) Register(ctx context.Context, r *record.Record, _ netip.Addr) error {
+	return f.do(ctx, "egress.make", r.ID, func() error {
+		f.things["egress/"+r.ID] = true
+		f.registered[r.ID] = r.Spec.Network
 		return nil
 	})
 }

@@ -125,7 +125,7 @@ func resources(d Deps, c Config) []resource {
 		{
 			name: "egress", after: []string{"network"},
 			up: func(ctx context.Context, r *record.Record) error {
-				return d.Egress.Register(ctx, r.ID, c.Addr(r.Slot), r.Spec.Network)
+				return d.Egress.Register(ctx, r, c.Addr(r.Slot))
 			},
 			down: func(ctx context.Context, r *record.Record) error { return d.Egress.Unregister(ctx, r.ID) },
 			held: func(ctx context.Context) ([]string, error) { return d.Egress.ListRegistered(ctx) },

@@ -87,6 +87,18 @@ func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, lim
 	return nil
 }
 
+// Reregister gives the egress the policy of a sandbox again, because what belongs to it has
+// changed: its secrets. It does nothing for a sandbox that the egress does not have.
+func Reregister(ctx context.Context, m *Manager, id string) error {
+	_, err := m.with(ctx, "apply the secrets of", id, func(r *record.Record) error {
+		if r.State != record.Running && r.State != record.Paused {
+			return nil // a start registers it
+		}
+		return m.life.register(ctx, r)
+	})
+	return err
+}
+
 // register gives the egress the policy of the record.
 func (l *life) register(ctx context.Context, r *record.Record) error {
 	i := slices.IndexFunc(l.rows, func(row resource) bool { return row.name == "egress" })
