@@ -226,7 +226,7 @@ func TestFrames(t *testing.T) {
 		"two lengths":           {with("content-length 5", "content-length 4"), "words", "400", "", false},
 		"a length that is none": {with("content-length 5x"), "", "400", "", false},
 		"a short body":          {with("content-length 9"), "words", "", served + " len=9 te=[] x=[] body=words unexpected EOF", true},
-		"a long body":           {with("content-length 2"), "words", "", "", false},
+		"a long body":           {with("content-length 2"), "words", "", served + " len=2 te=[] x=[] body= unexpected EOF", true},
 		"chunks":                {with("transfer-encoding chunked"), "0\r\n\r\nGET /hidden HTTP/1.1\r\n\r\n", "400", "", false},
 		"a connection":          {with("connection close"), "", "400", "", false},
 		"an upgrade":            {with("upgrade websocket", "connection upgrade"), "", "400", "", false},
