@@ -83,7 +83,7 @@ var rooms = map[string]map[string][]string{
 		"vault/inject": {"paths", "vault"},
 		// the rules and the vault, in the child terminate
 		"judge": {"policy", "terminate", "vault", "vault/inject"},
-		".":            {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
+		".":     {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},
