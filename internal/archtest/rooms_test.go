@@ -64,10 +64,12 @@ var rooms = map[string]map[string][]string{
 		},
 	},
 	"pkg/egress": {
-		"child":  {},        // the line to a child, and who starts it again
-		"paths":  {},        // paths of requests, and patterns of them
-		"policy": {"paths"}, // rules, without I/O
-		"heads":  {"child"}, // a child: the heads of connections
+		"child":     {},                // the line to a child, and who starts it again
+		"nla":       {},                // attributes of netlink messages
+		"conntrack": {"nla", "policy"}, // the kernel's table of flows
+		"paths":     {},                // paths of requests, and patterns of them
+		"policy":    {"paths"},         // rules, without I/O
+		"heads":     {"child"},         // a child: the heads of connections
 		// a child for a sandbox with inspected hosts: it ends TLS
 		"terminate": {"child", "heads"},
 		"names":     {"child"}, // a child: DNS
@@ -81,7 +83,7 @@ var rooms = map[string]map[string][]string{
 		// the credential vault as a model; and its credentials in requests
 		"vault":        {"paths", "policy"},
 		"vault/inject": {"paths", "vault"},
-		".":            {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
+		".":            {"child", "conntrack", "flowfile", "flowlog", "heads", "leases", "names", "nla", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -152,8 +153,8 @@ func (e *Engine) closeForbidden(s *sandbox, lost bool) error {
 	leased := func(a netip.Addr) []string { return s.leases.Of(a, now, true) }
 	var requests []byte
 	ofProxy, spared := e.proxy.closeForbidden(s, lost), 0
-	err := e.table.eachOf(s.addr, func() { requests, spared = requests[:0], 0 }, func(t tracked) {
-		if t.closed || t.IsDNS() {
+	err := conntrack.EachOf(s.addr, func() { requests, spared = requests[:0], 0 }, func(t conntrack.Entry) {
+		if t.Closed || t.IsDNS() {
 			return
 		}
 		action, why := e.decideBy(s, t.Flow, leased)
@@ -162,8 +163,8 @@ func (e *Engine) closeForbidden(s *sandbox, lost bool) error {
 			return
 		}
 		// A flow that passed without the proxy never said its name.
-		if action == policy.Deny || action == policy.Proxy && t.replier == t.Dst {
-			requests = appendForgetTuple(requests, t.tuple)
+		if action == policy.Deny || action == policy.Proxy && t.Replier == t.Dst {
+			requests = conntrack.AppendForgetTuple(requests, t.Tuple)
 		}
 	})
 	if err != nil {
@@ -172,7 +173,7 @@ func (e *Engine) closeForbidden(s *sandbox, lost bool) error {
 	if lost && ofProxy+spared == 0 {
 		s.leases.Begin() // no flow needs a lost one
 	}
-	return e.table.send(requests)
+	return e.table.Send(requests)
 }
 
 // judge decides whether the child gets a socket. The error says why it cannot.

@@ -16,6 +16,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -173,7 +174,7 @@ func TestTightened(t *testing.T) {
 	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443", "db.test")); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.table.eachOf(addr(0), func() {}, func(f tracked) {
+	if err := conntrack.EachOf(addr(0), func() {}, func(f conntrack.Entry) {
 		if f.Dst != netip.MustParseAddr("198.51.100.2") && f.Port != 443 || f.Dst == netip.MustParseAddr("203.0.113.2") {
 			t.Errorf("%+v is open after Register", f.Flow)
 		}

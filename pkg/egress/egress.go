@@ -54,6 +54,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
@@ -119,7 +120,7 @@ type Engine struct {
 	proxy  *proxy
 	flows  *flusher
 	ledger *ledger
-	table  *flowTable
+	table  *conntrack.Table
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 
@@ -211,7 +212,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.refreshHosts(); err != nil {
 		return err
 	}
-	if e.table, err = openFlowTable(); err != nil {
+	if e.table, err = conntrack.Open(); err != nil {
 		return err
 	}
 	if e.flows, err = newFlusher(e.log, e.table); err != nil {
@@ -292,7 +293,7 @@ func (e *Engine) Close() error {
 	e.done.Wait()
 	e.letGo()
 	if e.table != nil {
-		errs = append(errs, e.table.close())
+		errs = append(errs, e.table.Close())
 	}
 	if e.sets != nil {
 		e.sets.Close()

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 )
 
 // rulesNow is what iptables-save says of the instance, and little else.
@@ -254,7 +255,7 @@ func TestUnregistered(t *testing.T) {
 	if ids, err := e.ListRegistered(t.Context()); err != nil || len(ids) != 0 {
 		t.Errorf("registered: %v, %v", ids, err)
 	}
-	if out := conntrack(t, w); strings.Contains(out, addr(0).String()) {
+	if out := inConntrack(t, w); strings.Contains(out, addr(0).String()) {
 		t.Errorf("conntrack still has\n%s", out)
 	}
 	if d, err := hosttest.Soonest(goneWithin, func() error {
@@ -379,7 +380,7 @@ func (w *world) knock(a netip.Addr) {
 // touching counts the entries from a sandbox or to it.
 func (w *world) touching(e *Engine, a netip.Addr) (n int) {
 	w.t.Helper()
-	if err := e.table.each(func() { n = 0 }, func(f tracked) {
+	if err := conntrack.Each(func() { n = 0 }, func(f conntrack.Entry) {
 		if f.Src == a || f.Dst == a {
 			n++
 		}
@@ -389,7 +390,7 @@ func (w *world) touching(e *Engine, a netip.Addr) (n int) {
 	return n
 }
 
-func conntrack(t *testing.T, w *world) string {
+func inConntrack(t *testing.T, w *world) string {
 	b, err := os.ReadFile("/proc/self/net/nf_conntrack")
 	if errors.Is(err, os.ErrNotExist) {
 		t.Log("no /proc/net/nf_conntrack on this kernel; entries are not looked at")

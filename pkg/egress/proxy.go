@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
@@ -51,7 +52,7 @@ type proxy struct {
 	log      *slog.Logger
 	listener *net.TCPListener
 	child    keeper
-	where    func(syscall.RawConn) (netip.AddrPort, error) // a connection was to go: originalDst
+	where    func(syscall.RawConn) (netip.AddrPort, error) // a connection was to go: conntrack.OriginalDst
 	stop     context.CancelFunc
 	done     sync.WaitGroup
 
@@ -102,7 +103,7 @@ type outward struct {
 
 func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
 	p := &proxy{
-		e: e, log: e.log, where: originalDst, flows: map[uint64]*proxied{}, of: map[*sandbox]int{}, outs: map[*sandbox]int{},
+		e: e, log: e.log, where: conntrack.OriginalDst, flows: map[uint64]*proxied{}, of: map[*sandbox]int{}, outs: map[*sandbox]int{},
 		hands: map[*child.Conn]*hand{}, aside: map[*sandbox]bool{},
 	}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -331,9 +332,9 @@ func (p *proxy) forget() {
 	for some := range slices.Chunk(old, 256) {
 		var requests []byte
 		for _, t := range some {
-			requests = appendForget(requests, unix.IPPROTO_TCP, plain(t.local), plain(t.remote))
+			requests = conntrack.AppendForget(requests, unix.IPPROTO_TCP, plain(t.local), plain(t.remote))
 		}
-		if err := p.e.table.send(requests); err != nil {
+		if err := p.e.table.Send(requests); err != nil {
 			p.log.Debug("cannot delete the conntrack entries of proxied connections", "err", err)
 		}
 	}

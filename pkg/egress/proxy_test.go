@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -349,13 +350,13 @@ func (w *world) dials(e *Engine, i int, id string) net.Conn {
 // tracks is how many connections of the host to an address conntrack knows.
 func (w *world) tracks(to string) (n int) {
 	w.t.Helper()
-	table, err := openFlowTable()
+	table, err := conntrack.Open()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	defer table.close() //nolint:errcheck // nothing is written
+	defer table.Close() //nolint:errcheck // nothing is written
 	at := netip.MustParseAddr(to)
-	err = table.eachOf(netip.MustParseAddr("198.51.100.1"), func() { n = 0 }, func(t tracked) {
+	err = conntrack.EachOf(netip.MustParseAddr("198.51.100.1"), func() { n = 0 }, func(t conntrack.Entry) {
 		if t.Dst == at {
 			n++
 		}
@@ -419,7 +420,7 @@ func TestProxyEndsIdle(t *testing.T) {
 	w.sites()
 	e := w.open()
 	e.proxy.where = func(raw syscall.RawConn) (netip.AddrPort, error) {
-		dst, err := originalDst(raw)
+		dst, err := conntrack.OriginalDst(raw)
 		if dst.Port() == 9999 { // as Unregister does it before it ends the connections
 			e.mu.Lock()
 			delete(e.byAddr, addr(0))

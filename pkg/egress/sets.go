@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/dump"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
@@ -126,7 +127,7 @@ func (e *Engine) mendSources() error {
 type flusher struct {
 	log     *slog.Logger
 	handle  *netlink.Handle
-	table   *flowTable
+	table   *conntrack.Table
 	lists   bool // this kernel compares no addresses; only flush uses it
 	wake    chan struct{}
 	mu      sync.Mutex
@@ -139,7 +140,7 @@ type leaving struct {
 	done  chan struct{}
 }
 
-func newFlusher(log *slog.Logger, table *flowTable) (*flusher, error) {
+func newFlusher(log *slog.Logger, table *conntrack.Table) (*flusher, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, err
@@ -235,9 +236,9 @@ func (f *flusher) deleteOf(addrs from) error {
 	if len(addrs) <= fewAddrs && !f.lists {
 		var requests []byte
 		for a := range addrs {
-			requests = appendForgetAll(requests, a)
+			requests = conntrack.AppendForgetAll(requests, a)
 		}
-		err := f.table.send(requests)
+		err := f.table.Send(requests)
 		if !errors.Is(err, unix.EINVAL) {
 			return err
 		}
