@@ -83,6 +83,8 @@ var rooms = map[string]map[string][]string{
 		// the credential vault as a model; and its credentials in requests
 		"vault":        {"paths", "policy"},
 		"vault/inject": {"paths", "vault"},
+		// the rules and the vault, in the child terminate
+		"judge": {"policy", "terminate", "vault", "vault/inject"},
 		".":            {"child", "conntrack", "flowfile", "flowlog", "heads", "leases", "names", "nla", "policy", "tunnel"},
 	},
 	"pkg/image": {

@@ -3,7 +3,9 @@ package daemon
 import (
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
+	"github.com/sandboxd/sandboxd/pkg/egress/judge"
 	"github.com/sandboxd/sandboxd/pkg/egress/names"
+	"github.com/sandboxd/sandboxd/pkg/egress/terminate"
 	"github.com/sandboxd/sandboxd/pkg/image/archive"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 )
@@ -15,5 +17,6 @@ func Confined() map[string]confine.Verb {
 	verbs[layer.UnpackVerb] = layer.Unpack
 	verbs[heads.Verb] = heads.Serve
 	verbs[names.ServeVerb] = names.Serve
+	verbs[terminate.Verb] = terminate.Serve(judge.Make)
 	return verbs
 }

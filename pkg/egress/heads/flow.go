@@ -57,6 +57,9 @@ func (s *server) begin(c *child.Conn) func(child.Message) {
 	defer s.mu.Unlock()
 	s.leave = nil
 	s.c.Store(c)
+	if s.inspector != nil {
+		s.inspector.Begin(c)
+	}
 	return s.handle
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
@@ -13,6 +14,8 @@ import (
 // An Inspector gets the flows, and the requests, to names that the daemon marks: it answered
 // an Open with Inspect. Its methods are called concurrently, other than Message.
 type Inspector interface {
+	// Begin takes the line to a daemon, or to the next one, before any message of it.
+	Begin(line *child.Conn)
 	// Message takes a message that heads does not know, with its file, in the order in which
 	// the daemon sent it and KindServe. What takes time there holds up the line.
 	Message(line *child.Conn, m child.Message)
@@ -48,6 +51,9 @@ func (f *flow) inspect(b []byte, up *upstream, name string) {
 
 // Port is where the guest's connection was to go.
 func (c *Guest) Port() uint16 { return c.f.Dst.Port() }
+
+// Addr is the address to which the guest's connection was to go.
+func (c *Guest) Addr() netip.Addr { return c.f.Dst.Addr() }
 
 // Line is the line to the daemon, or to the last one.
 func (c *Guest) Line() *child.Conn { return c.f.s.c.Load() }

@@ -347,6 +347,10 @@ func FuzzMessages(f *testing.F) {
 	f.Add([]byte("\x01\x05a.b\x1b[31m"))
 	f.Add([]byte(host))
 	f.Add(Leaf{[][]byte{{1, 2}, {3}}, []byte{4}, "x"}.Append(nil))
+	f.Add(Event{RuleDenied, host, "GET", "a binding", "a credential", "body", "allow " + host + " POST"}.Append(nil))
+	f.Add(Event{Kind: Echo}.Append(nil))
+	f.Add(Value{Bytes: []byte(secret)}.Append(nil))
+	f.Add(Value{Text: "why"}.Append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if n, err := ParseNote(b); err == nil {
 			same := string(n.Append(nil)) == string(b) && heads.PlainName(n.Name) == n.Name
@@ -359,6 +363,22 @@ func FuzzMessages(f *testing.F) {
 		}
 		if l, err := ParseLeaf(b); err == nil && string(l.Append(nil)) != string(b) {
 			t.Fatalf("%q", l)
+		}
+		if e, err := ParseEvent(b); err == nil {
+			if same := string(e.Append(nil)) == string(b) && e.cut() == e; !same || len(b) > MaxBody {
+				t.Fatalf("%q", e)
+			}
+		}
+		if e := (Event{Echo, "", string(b), string(b), string(b), string(b), string(b)}).cut(); len(e.Append(nil)) > MaxBody {
+			t.Fatalf("%d bytes", len(e.Append(nil)))
+		} else if again, err := ParseEvent(e.Append(nil)); err != nil || again != e {
+			t.Fatalf("%q, %v", again, err)
+		}
+		if name, err := ParseValueRequest(b); err == nil && (name != string(b) || name == "" || !isPlain(name, maxName)) {
+			t.Fatalf("%q", name)
+		}
+		if v, err := ParseValue(b); err == nil && (string(v.Append(nil)) != string(b) || len(v.Bytes) > MaxValue) {
+			t.Fatalf("%q", b)
 		}
 		if p := plain(string(b), 40); len(p) > 40 || plain(p, 40) != p {
 			t.Fatalf("%q", p)

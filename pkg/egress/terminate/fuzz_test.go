@@ -166,7 +166,7 @@ func (w *witness) look(head string, r *http.Request) {
 	if framings > 1 {
 		w.fault("two framings: %q", head)
 	}
-	if !at(r.Host, Destination{"https", host, 443}) || strings.Count(strings.ToLower(head), "\r\nhost:") != 1 {
+	if !at(r.Host, Destination{Scheme: "https", Name: host, Port: 443}) || strings.Count(strings.ToLower(head), "\r\nhost:") != 1 {
 		w.fault("the Host is %q in %q", r.Host, head)
 	}
 	w.mu.Lock()
@@ -208,7 +208,7 @@ func (w *witness) check(t *testing.T) {
 func newWitness(f *testing.F) (*witness, *desk) {
 	w := &witness{served: map[string]bool{}}
 	w.none.L = &w.mu
-	d := newDesk(f, func([]byte) (Judge, error) { return w, nil }, w.dial)
+	d := newDesk(f, func([]byte, Daemon, Judge) (Judge, error) { return w, nil }, w.dial)
 	return w, d
 }
 

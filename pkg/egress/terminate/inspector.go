@@ -27,7 +27,10 @@ type inspector struct {
 	conf   atomic.Pointer[settings]
 	leaves leaves
 	notes  Notes
-	busy   atomic.Int32 // requests under way
+	events Notes
+	line   atomic.Pointer[child.Conn] // to the daemon, or to the last one
+	turns  chan struct{}              // has one for each value that the daemon is asked for
+	busy   atomic.Int32               // requests under way
 
 	tls   *tls.Config // to guests
 	conns chan net.Conn
@@ -42,7 +45,7 @@ type settings struct {
 }
 
 func newInspector(judges JudgeMaker) *inspector {
-	i := &inspector{judges: judges, conns: make(chan net.Conn)}
+	i := &inspector{judges: judges, conns: make(chan net.Conn), turns: make(chan struct{}, maxValues)}
 	i.tls = &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: i.certificate,
 		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true,
@@ -84,6 +87,9 @@ func (i *inspector) Close() error { return nil }
 // Addr says nothing.
 func (i *inspector) Addr() net.Addr { return &net.TCPAddr{} }
 
+// Begin takes the line to a daemon.
+func (i *inspector) Begin(line *child.Conn) { i.line.Store(line) }
+
 // Message takes a Config.
 func (i *inspector) Message(line *child.Conn, m child.Message) {
 	if m.File == nil {
@@ -109,7 +115,11 @@ func (i *inspector) configure(f io.ReaderAt) error {
 	if !s.roots.AppendCertsFromPEM(c.Roots) {
 		return errors.New("no certificate is among the roots, so no server could be verified")
 	}
-	if s.judge, err = i.judges(c.Judge); err != nil {
+	var old Judge
+	if before := i.conf.Load(); before != nil {
+		old = before.judge
+	}
+	if s.judge, err = i.judges(c.Judge, newDaemon(i), old); err != nil {
 		return fmt.Errorf("read what the judge needs: %w", err)
 	}
 	i.conf.Store(s)
@@ -191,6 +201,8 @@ type session struct {
 type sessionKey struct{}
 
 func sessionOf(ctx context.Context) *session { return ctx.Value(sessionKey{}).(*session) }
+
+func (s *session) destination() Destination { return Destination{"https", s.Name, s.Port(), s.Addr()} }
 
 // begin makes the transport. What the guest speaks decides what the server is offered: so an
 // answer is not written in frames of HTTP/2 only to be taken out of them.

@@ -22,14 +22,16 @@ const (
 	KindConfigure = 16 // to the child, by Config.Send
 	KindLeaf      = 17 // from the child: a name; the answer is a Leaf
 	KindNote      = 18 // from the child: a Note
+	KindValue     = 19 // from the child: the name of a credential; the answer is a Value
+	KindEvent     = 20 // from the child: an Event
 )
 
-// MaxBody is the longest message that a child sends.
-const MaxBody = heads.MaxBody
+// MaxBody is the longest message that a child sends: an Event, or one of package heads.
+const MaxBody = 1 << 10
 
-// maxToChild is the longest message that a child takes: a Leaf with a chain of some
-// certificates.
-const maxToChild = 32 << 10
+// maxToChild is the longest message that a child takes: a Value. A Leaf with a chain of some
+// certificates is shorter.
+const maxToChild = 1 + MaxValue
 
 // maxConfig is the longest Config. The roots of a host are about 250 KiB, and the vault of a
 // sandbox 1 MiB at most.
@@ -196,11 +198,11 @@ func ParseNote(b []byte) (n Note, err error) {
 // Texts of errors have words of certificates in them.
 func plain(s string, max int) string {
 	s = strings.Map(func(r rune) rune {
-		if r == utf8.RuneError || !unicode.IsPrint(r) {
+		if !unicode.IsPrint(r) {
 			return '?'
 		}
 		return r
-	}, s)
+	}, strings.ToValidUTF8(s, "?"))
 	if len(s) <= max {
 		return s
 	}

@@ -39,7 +39,7 @@ func (i *inspector) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			"sandboxd sends on %d requests of a sandbox to inspected hosts at the same time.", maxRequests)})
 		return
 	}
-	if refused := refuse(r, Destination{"https", s.Name, s.Port()}); refused != nil {
+	if refused := refuse(r, s.destination()); refused != nil {
 		tell(rw, r, refused)
 		return
 	}
@@ -175,7 +175,7 @@ func (b bySession) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 			}
 		}()
 	}
-	resp, err = b.i.judged(r, Destination{"https", s.Name, s.Port()}, toServer{b.i, s})
+	resp, err = b.i.judged(r, s.destination(), toServer{b.i, s})
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +206,7 @@ func long(length int64) bool { return length < 0 || length > aheadFrom }
 
 // RoundTrip sends a request of HTTP without TLS.
 func (i *inspector) RoundTrip(g *heads.Guest, r *http.Request, send http.RoundTripper) (*http.Response, error) {
-	to := Destination{"http", r.URL.Host, g.Port()}
+	to := Destination{"http", r.URL.Host, g.Port(), g.Addr()}
 	if i.conf.Load() == nil {
 		return nil, errNoJudge
 	}

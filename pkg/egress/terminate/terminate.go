@@ -7,7 +7,8 @@
 //	        └──▶ TLS ends here: net/http reads requests of HTTP/1.1 and HTTP/2
 //	                   │ Host is the name, or 421
 //	                   ▼
-//	             Judge.Request ── refuses ──▶ guest: JSON
+//	             Judge.Request ── refuses ──▶ guest: JSON, and an Event ──▶ daemon
+//	                   │             ── Value ──▶ daemon: the value of a credential
 //	                   │             ── Dial ──▶ daemon: a socket to what it has verified
 //	                   ▼
 //	             TLS to the server, verified by the name ══▶ server
@@ -15,8 +16,9 @@
 //	             Answerer.Response ◀── answer
 //
 // The child is pkg/egress/heads with an Inspector: what the daemon does not mark passes
-// undecrypted, as in that. The child makes no connection, and has neither a policy nor the
-// key of the sandbox's authority. The values of bound credentials are in its Judge.
+// undecrypted, as in that. The child makes no connection, and does not have the key of the
+// sandbox's authority. Its Judge (pkg/egress/judge) has the rules about requests and the values
+// of bound credentials.
 //
 // Each flow has connections to the server of its own, so the daemon that cuts a flow cuts all
 // that it sent. To the server it speaks what the guest speaks: HTTP/1.1 for HTTP/1.1, and for
@@ -28,6 +30,7 @@ package terminate
 
 import (
 	"net/http"
+	"net/netip"
 	"runtime"
 	"time"
 
@@ -37,9 +40,9 @@ import (
 // Verb is the name under which that of Serve is a verb of internal/confine.
 const Verb = "terminate"
 
-// Version is that of the messages, and of the line. See heads.Version, which counts too: a
-// child lives on with the daemon that speaks both.
-const Version = 1
+// Version is that of the messages, of the line, and of what stands in Config.Judge. See
+// heads.Version, which counts too: a child lives on with the daemon that speaks both.
+const Version = 2
 
 // Memory is the limit of a child's data, in bytes, for 256 connections of its sandbox:
 //
@@ -91,6 +94,7 @@ type Destination struct {
 	Scheme string // "https" or "http"
 	Name   string // in normal form: lower case, without the last dot
 	Port   uint16
+	Addr   netip.Addr // to which the guest has opened the connection; the daemon may dial another one of Name
 }
 
 // A Judge decides on requests and answers of one sandbox. Its methods are called concurrently.
@@ -122,8 +126,9 @@ func (r *Refusal) Error() string { return r.Text }
 func (r *Refusal) Tell() (status int, code, text string) { return r.Status, r.Code, r.Text }
 
 // A JudgeMaker makes a Judge of the bytes of Config.Judge. A child makes a new one for each
-// Config; requests under way keep theirs.
-type JudgeMaker func(config []byte) (Judge, error)
+// Config, one at a time; requests under way keep theirs. old is the Judge that it replaces, or
+// nil. If it fails, old stays.
+type JudgeMaker func(config []byte, d Daemon, old Judge) (Judge, error)
 
 // Serve returns the verb.
 func Serve(judges JudgeMaker) func(args []string) error {

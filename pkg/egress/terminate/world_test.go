@@ -89,6 +89,9 @@ var (
 // host is the name that is inspected.
 const host = "api.example.com"
 
+// server is the address to which guests open connections.
+var server = netip.MustParseAddr("203.0.113.1")
+
 // secret is what the clerk puts into requests.
 const secret = "s3cret"
 
@@ -99,7 +102,7 @@ type clerk struct {
 	again bool // it says how a body is sent again
 }
 
-func (c *clerk) maker(config []byte) (Judge, error) {
+func (c *clerk) maker(config []byte, _ Daemon, _ Judge) (Judge, error) {
 	if string(config) != secret {
 		return nil, errors.New("this is not a configuration")
 	}
@@ -111,6 +114,9 @@ func (c *clerk) Request(r *http.Request, to Destination) (Answerer, error) {
 	c.mu.Lock()
 	c.seen = append(c.seen, fmt.Sprintf("%s %s://%s:%d%s", r.Method, to.Scheme, to.Name, to.Port, r.URL.Path))
 	c.mu.Unlock()
+	if to.Addr != server {
+		return nil, errors.New("it was to go to another address")
+	}
 	switch r.URL.Path {
 	case "/refused":
 		return nil, &Refusal{http.StatusForbidden, "SANDBOX::FORBIDDEN", "no rule allows it"}
@@ -344,7 +350,7 @@ func (d *desk) serve(far interface {
 	number := d.flows
 	d.guests[number] = far
 	d.mu.Unlock()
-	f := heads.Flow{Number: number, Dst: netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), d.port), First: d.first}
+	f := heads.Flow{Number: number, Dst: netip.AddrPortFrom(server, d.port), First: d.first}
 	if err := d.line.Tell(heads.KindServe, f.Append(nil), far); err != nil {
 		panic(err)
 	}

@@ -38,7 +38,8 @@ type apply struct {
 // scheme is "https" or "http"; host is the name in normal form that was verified, or "" if none was.
 //
 // A *Denied is for the guest; another error is of the body, which Apply reads if it is announced
-// as 64 KiB at most, so that a placeholder in it is found before anything is sent. After an error
+// as 64 KiB at most, so that a placeholder in it is found before anything is sent, or says that the
+// context of r has ended. After an error
 // r must not be sent, and may be changed in part. The Use is nil for a host without bindings.
 //
 // r.Trailer must have its values when r.Body returns io.EOF, as net/http fills it.
@@ -120,8 +121,11 @@ func (a *apply) resolve() error {
 		if err == nil && s.Source.Type != vault.Inline {
 			err = a.fits(name, vault.NewSecret(v.text))
 		}
+		if gone := a.r.Context().Err(); err != nil && gone != nil {
+			return fmt.Errorf("wait for the credential %q: %w", name, gone)
+		}
 		if err != nil {
-			d := a.deny(Event{Kind: Unavailable, Credential: name}, http.StatusBadGateway, fmt.Sprintf("sandboxd cannot send this "+
+			d := a.deny(Event{Kind: Unavailable, Credential: name, Text: err.Error()}, http.StatusBadGateway, fmt.Sprintf("sandboxd cannot send this "+
 				"request: the credential %q of the binding %q is not available. The administrator of the host finds the reason in its log.",
 				name, a.b.Name))
 			d.Err = err

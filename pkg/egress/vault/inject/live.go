@@ -73,6 +73,7 @@ type Event struct {
 	Binding    string // that matched the request, or ""
 	Credential string // whose placeholder or value it is, or ""
 	Place      string // path, query, header, body, trailer, host, method, status
+	Text       string // of Unavailable: why, for the log
 }
 
 // A Denied is why a request must not be sent.

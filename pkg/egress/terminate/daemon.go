@@ -1,0 +1,57 @@
+package terminate
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// A Daemon is what a Judge may ask, and tell, the daemon that has the line at that moment. Its
+// methods may be called concurrently.
+type Daemon interface {
+	// Value asks for the value of a credential by its name, which the Judge's configuration has
+	// without one. Whoever asks for the same name meanwhile gets the same answer; nothing is
+	// kept: the daemon does that, and so knows when a value has changed. The answer comes within
+	// ten seconds, or there is an error. No error has anything of a value in it.
+	Value(ctx context.Context, credential string) ([]byte, error)
+	// Event tells of an Event. What cannot be printed, and what is too long, is cut. If there
+	// are more events than Notes let pass, the others are lost.
+	Event(e Event)
+}
+
+// A daemon is the Daemon of one Judge.
+type daemon struct {
+	i      *inspector
+	values values
+}
+
+func newDaemon(i *inspector) *daemon {
+	d := &daemon{i: i}
+	d.values = values{ask: d.ask, turns: i.turns, open: map[string]*asked{}}
+	return d
+}
+
+// Value returns the value of a credential.
+func (d *daemon) Value(ctx context.Context, credential string) ([]byte, error) { return d.values.of(ctx, credential) }
+
+func (d *daemon) ask(ctx context.Context, credential string) ([]byte, error) {
+	if _, err := ParseValueRequest([]byte(credential)); err != nil {
+		return nil, err
+	}
+	m, err := d.i.line.Load().Call(ctx, KindValue, []byte(credential), nil)
+	if err != nil {
+		return nil, err
+	}
+	v, err := ParseValue(m.Body)
+	if err == nil && len(v.Bytes) == 0 {
+		err = errors.New(v.Text)
+	}
+	return v.Bytes, err
+}
+
+// Event tells the daemon of an event.
+func (d *daemon) Event(e Event) {
+	if d.i.events.May(time.Now()) {
+		d.i.line.Load().Tell(KindEvent, e.cut().Append(nil), nil) //nolint:errcheck // fails if the daemon is gone
+	}
+}
