@@ -85,7 +85,9 @@ var rooms = map[string]map[string][]string{
 		"vault/inject": {"paths", "vault"},
 		// the rules and the vault, in the child terminate
 		"judge": {"policy", "terminate", "vault", "vault/inject"},
-		".":            {"child", "conntrack", "flowfile", "flowlog", "heads", "leases", "names", "nla", "policy", "tunnel"},
+		".": {
+			"child", "conntrack", "flowfile", "flowlog", "heads", "judge", "leases", "names", "nla", "policy", "terminate", "tunnel",
+		},
 	},
 	"pkg/image": {
 		"archive":               {},

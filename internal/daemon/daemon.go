@@ -391,7 +391,7 @@ func (d *Daemon) openManager() error {
 		Volumes:    volumes{d.files.Volumes},
 		Cgroups:    cgroupTree{d.cgroups},
 		Network:    links{d.ns, d.egress},
-		Egress:     d.egress,
+		Egress:     sources{d.egress},
 		Ports:      d.ports,
 		Bundles:    bundles,
 		Agents:     d.agents,

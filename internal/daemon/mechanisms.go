@@ -46,6 +46,14 @@ func (t cgroupTree) Kill(ctx context.Context, id string) error {
 	return err
 }
 
+// sources is the egress, which decrypts for no sandbox yet.
+type sources struct{ *egress.Engine }
+
+// Register lets a sandbox send.
+func (s sources) Register(ctx context.Context, id string, addr netip.Addr, n record.Network) error {
+	return s.Engine.Register(ctx, id, addr, n, nil)
+}
+
 // links is netns; an address's flows count as part of its link.
 type links struct {
 	*netns.Manager

@@ -229,7 +229,7 @@ func TestUnregistered(t *testing.T) {
 	id := w.guest(0)
 	w.silent(id, "tcp", "203.0.113.1:443")
 	all := rules(t, "open")
-	if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 		t.Fatal(err)
 	}
 	c, err := w.dial(id, "tcp", "203.0.113.1:443", patient)
@@ -259,7 +259,7 @@ func TestUnregistered(t *testing.T) {
 		t.Errorf("conntrack still has\n%s", out)
 	}
 	if d, err := hosttest.Soonest(goneWithin, func() error {
-		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 			return err
 		}
 		w.allowed(id, "tcp", "203.0.113.1:443")
@@ -268,13 +268,13 @@ func TestUnregistered(t *testing.T) {
 		t.Errorf("its flows were gone after %v (%v), want %v", d, err, goneWithin)
 	}
 	// Two of one address, and addresses that are nobody's.
-	if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Register(t.Context(), "eotherotherx", addr(0), all); err == nil {
+	if err := e.Register(t.Context(), "eotherotherx", addr(0), all, nil); err == nil {
 		t.Error("two sandboxes have one address")
 	}
-	if err := e.Register(t.Context(), id, netip.MustParseAddr("10.1.1.1"), all); err == nil {
+	if err := e.Register(t.Context(), id, netip.MustParseAddr("10.1.1.1"), all, nil); err == nil {
 		t.Error("an address beyond the pool was taken")
 	}
 	// A later daemon, which does not know the sandbox.
@@ -325,7 +325,7 @@ func TestCutWithoutItsFile(t *testing.T) {
 	if err := e.Unregister(t.Context(), id); err != nil {
 		t.Error(err)
 	}
-	if err := e.Register(t.Context(), id, addr(0), rules(t, "open")); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "open"), nil); err != nil {
 		t.Fatal(err)
 	}
 	e.lookup(addr(0)).leases.Add("again.test", []netip.Addr{netip.MustParseAddr("203.0.113.9")}, 0, time.Now())
@@ -459,7 +459,7 @@ func TestDaemonAbsent(t *testing.T) {
 	e = w.open()
 	// Not yet registered with the new daemon: silence, so that guests try again.
 	w.silent(id, "tcp", "203.0.113.1:443")
-	if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.allowed(id, "tcp", "203.0.113.1:443")
@@ -496,7 +496,7 @@ func TestTwoInstances(t *testing.T) {
 	}
 	w.link(id, a, other.Gateway().String())
 	// It names the pool of the first, which for it is a private range like any.
-	if err := o.Register(t.Context(), id, a, rules(t, "rules", "203.0.113.1:443", inst.Pool().String())); err != nil {
+	if err := o.Register(t.Context(), id, a, rules(t, "rules", "203.0.113.1:443", inst.Pool().String()), nil); err != nil {
 		t.Fatal(err)
 	}
 	w.allowed(id, "tcp", "203.0.113.1:443")

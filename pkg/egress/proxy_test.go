@@ -266,7 +266,7 @@ func TestPolicyClosesProxied(t *testing.T) {
 	e.lookup(addr(0)).leases.Add("second.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
 	register := func(specs ...string) {
 		t.Helper()
-		if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", specs...)); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", specs...), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -442,7 +442,7 @@ func TestProxyEndsIdle(t *testing.T) {
 	}
 	p, x := e.proxy, w.onlyProxied(e)
 	to := netip.AddrPortFrom(x.flow.Dst, x.flow.Port)
-	open := heads.Open{Flow: x.number, Kind: heads.HTTP, Name: "allowed.test"}
+	open := question{Open: heads.Open{Flow: x.number, Kind: heads.HTTP, Name: "allowed.test"}}
 	if err := p.mayDial(x, to, to.String()); err != nil {
 		t.Error(err)
 	}
@@ -511,7 +511,7 @@ func TestProxyChildLies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check := heads.Open{Flow: x.number, Kind: heads.Check, Name: "allowed.test"}
+	check := question{Open: heads.Open{Flow: x.number, Kind: heads.Check, Name: "allowed.test"}}
 	x.s.policy.Store(none)
 	if allow, _ := e.proxy.checked(x, check, policy.Reason{}); allow {
 		t.Error("a name that the policy of the moment denies was taken")

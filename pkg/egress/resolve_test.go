@@ -29,7 +29,7 @@ import (
 func near(t testing.TB, h dns.HandlerFunc) (e *Engine, upstream netip.AddrPort) {
 	t.Helper()
 	e = fuzzEngine(t)
-	e.denials = newDenials(func(Denial) {})
+	e.denials = newDenials(func(Denial) {}, nil)
 	var err error
 	if e.table, err = conntrack.Open(); err != nil {
 		t.Fatal(err)

@@ -80,6 +80,19 @@ func (e *Engine) sources() ([]source, error) {
 	return out, nil
 }
 
+// ListRegistered lists the IDs of sandboxes that may send.
+func (e *Engine) ListRegistered(context.Context) ([]string, error) {
+	sources, err := e.sources()
+	if err != nil {
+		return nil, fmt.Errorf("list registered sandboxes: %w", err)
+	}
+	ids := make([]string, 0, len(sources))
+	for _, s := range sources {
+		ids = append(ids, s.id)
+	}
+	return ids, nil
+}
+
 // mendSources puts back the entries of registered sandboxes that somebody took out of
 // the set. The kernel sends no event for changes of sets. A sandbox whose entry is
 // missing is cut off, not open.
@@ -162,6 +175,17 @@ func (f *flusher) forget(id string, addrs []netip.Addr) {
 	select {
 	case f.wake <- struct{}{}:
 	default:
+	}
+}
+
+// Gone waits until all conntrack entries of id are deleted, or ctx ends. Until then its
+// address must not be reused: the next owner would get the replies.
+func (e *Engine) Gone(ctx context.Context, id string) error {
+	select {
+	case <-e.flows.gone(id):
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait until the flows of %s are closed: %w", id, ctx.Err())
 	}
 }
 

@@ -99,7 +99,7 @@ func (s *Supervisor) Conn(ctx context.Context) (*Conn, error) {
 		s.mu.Lock()
 		c, change, fault := s.conn, s.change, s.fault
 		s.mu.Unlock()
-		if c != nil {
+		if c != nil && !c.isClosed() { // that one is about to be replaced
 			return c, nil
 		}
 		select {

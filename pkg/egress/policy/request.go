@@ -137,7 +137,9 @@ func (p *Policy) DecideSome(f Flow, name string) (allow bool, why Reason) {
 		return p.DecideName(f, name)
 	}
 	opens := opensByName(f)
-	return p.first(f, func(r *rule) bool { return nameMatches(r.name, name) && (r.allow && opens || !r.allow && r.when == nil) })
+	return p.first(f, func(r *rule) bool {
+		return nameMatches(r.name, name) && (r.allow && opens || !r.allow && r.when == nil)
+	})
 }
 
 // Permits lists up to most rules that allow requests to name, for the answer to one that is
