@@ -118,6 +118,10 @@ func (p *proxy) closeForbidden(s *sandbox, old *policy.Policy, lost bool) (spare
 				if !stays(x.flow, o.name) {
 					return true
 				}
+			case o.name == "" && says(x.flow, o.kind) && !p.e.allowsAny(s, x.flow):
+				if allow, _ := pol.DecideName(x.flow, ""); !allow {
+					return true
+				}
 			case o.name == "":
 				allow, _ := pol.DecideLeased(x.flow, s.leases.Of(x.flow.Dst, now, true))
 				if !allow && lost && pol.SomeName(x.flow) {

@@ -46,6 +46,16 @@ func (j *judge) decideBy(s *sandbox, f policy.Flow, leased func(netip.Addr) []st
 	return s.policy.Load().Decide(f, leased(f.Dst))
 }
 
+// allowsAny reports whether a flow passes the proxy for the sake of bindings alone: whatever it is
+// called, and speaks, the policy allows it.
+func (j *judge) allowsAny(s *sandbox, f policy.Flow) bool {
+	if !s.binds() {
+		return false
+	}
+	action, _ := j.decideBy(s, f, s.leased)
+	return action == policy.Allow
+}
+
 // leased returns the names by which the sandbox may mean dst now.
 func (s *sandbox) leased(dst netip.Addr) []string { return s.leases.Of(dst, time.Now(), false) }
 
@@ -165,11 +175,8 @@ func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o question
 	if !allow || o.Name == "" || slices.Contains(s.leased(f.Dst), o.Name) {
 		return allow, why, nil
 	}
-	if !o.dial && s.binds() {
-		// Only bindings have the flow pass the proxy: whatever it is called, it is allowed.
-		if action, _ := p.e.decideBy(s, f, s.leased); action == policy.Allow {
-			return true, why, nil
-		}
+	if !o.dial && p.e.allowsAny(s, f) {
+		return true, why, nil
 	}
 	// DNS has not answered the sandbox so: it may know the address from elsewhere, which is
 	// no harm if it is one of the name.
@@ -193,16 +200,23 @@ func (p *proxy) decide(s *sandbox, f policy.Flow, o question) (bool, policy.Reas
 	if name := p.e.blocks(f.Dst); name != "" {
 		return false, policy.Reason{Cause: policy.ByBlock, Text: name}
 	}
-	pol, says := s.policy.Load(), f.Port == 80 || f.Port == 443
+	pol := s.policy.Load()
 	switch {
+	case !o.dial && p.e.allowsAny(s, f):
+		return pol.DecideLeased(f, s.leased(f.Dst))
 	case o.Kind == heads.H2C:
 		return false, policy.Reason{Cause: policy.ByName, Text: "HTTP/2 without TLS is not read; use HTTP/1.1, or TLS"}
-	case o.Kind == heads.First, o.Kind == heads.Other && !says:
+	case !says(f, o.Kind):
 		return pol.DecideLeased(f, s.leased(f.Dst))
 	case o.dial:
 		return pol.DecideSome(f, o.Name) // the child judges each request
 	}
 	return pol.DecideName(f, o.Name)
+}
+
+// says reports whether the client of a flow that began so says a name, or none where it should.
+func says(f policy.Flow, k heads.Kind) bool {
+	return k != heads.First && (k != heads.Other || f.Port == 80 || f.Port == 443)
 }
 
 // refusalOf is the sentence that a guest reads.

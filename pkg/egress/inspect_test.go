@@ -564,6 +564,11 @@ func TestInspectedByDefault(t *testing.T) {
 		b.answers(t, "GET", "/", 403, otherSite+" is not an address of bound.test")
 	}
 	wantCame(t, came)
+	got, err := w.raw(s.id, otherSite+":80", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+	if err != nil || !strings.HasPrefix(got, "HTTP/1.1 ") { // the server's own refusal
+		t.Errorf("what has no name: %q, %v", got, err)
+	}
+	came()
 	w.allowed(s.id, "tcp", "203.0.113.1:8080") // another port
 	w.allowed(s.id, "udp", "203.0.113.2:443")  // by a rule
 	w.refused(s.id, "udp", "203.0.113.1:443")
