@@ -64,10 +64,12 @@ var rooms = map[string]map[string][]string{
 		},
 	},
 	"pkg/egress": {
-		"child":  {},        // the line to a child, and who starts it again
-		"paths":  {},        // paths of requests, and patterns of them
-		"policy": {"paths"}, // rules, without I/O
-		"heads":  {"child"}, // a child: the heads of connections
+		"child":     {},                // the line to a child, and who starts it again
+		"nla":       {},                // attributes of netlink messages
+		"conntrack": {"nla", "policy"}, // the kernel's table of flows
+		"paths":     {},                // paths of requests, and patterns of them
+		"policy":    {"paths"},         // rules, without I/O
+		"heads":     {"child"},         // a child: the heads of connections
 		// a child for a sandbox with inspected hosts: it ends TLS
 		"terminate": {"child", "heads"},
 		"names":     {"child"}, // a child: DNS
@@ -83,7 +85,9 @@ var rooms = map[string]map[string][]string{
 		"vault/inject": {"paths", "vault"},
 		// the rules and the vault, in the child terminate
 		"judge": {"policy", "terminate", "vault", "vault/inject"},
-		".":     {"child", "flowfile", "flowlog", "heads", "leases", "names", "policy", "tunnel"},
+		".": {
+			"child", "conntrack", "flowfile", "flowlog", "heads", "judge", "leases", "names", "nla", "policy", "terminate", "tunnel",
+		},
 	},
 	"pkg/image": {
 		"archive":               {},

@@ -54,6 +54,10 @@ import (
 // "What is limited?".
 const runscHostPids = 4096
 
+// inspectShare is the part of the host's memory that all children which decrypt for sandboxes
+// may use together.
+const inspectShare = 4
+
 // shutdownLimit is how long requests in flight may take to end after SIGTERM.
 const shutdownLimit = 10 * time.Second
 
@@ -307,6 +311,15 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 	if err := d.ns.Setup(ctx); err != nil {
 		return err
 	}
+	total, err := memory("MemTotal")
+	if err != nil {
+		return err
+	}
+	inspecting := d.cgroups.Inspecting(total / inspectShare)
+	var roots func() ([]byte, error) // nil: the host's
+	if d.cfg.Network.Roots != "" {
+		roots = d.cfg.Network.ReadRoots
+	}
 	d.egress, err = egress.Open(ctx, egress.Config{
 		Instance:     d.cfg.Instance,
 		Host:         d.cfg.Egress.Host,
@@ -321,6 +334,9 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		Leases:       filepath.Join(d.cfg.RunDir, "leases"),
 		Logger:       d.log,
 		OnDeny:       d.onDeny,
+		OnInspect:    d.onInspect,
+		Inspecting:   func(_ string, pid int) error { return inspecting.Add(pid) },
+		Roots:        roots,
 	})
 	if err != nil {
 		return err

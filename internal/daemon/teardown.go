@@ -233,7 +233,7 @@ func vacant(ctx context.Context, records *store.DB, ns *netns.Manager) bool {
 func (d *Daemon) removeCgroups(ctx context.Context) error {
 	var errs []error
 	if d.cgroups != nil {
-		errs = append(errs, d.cgroups.Outliving().Remove(ctx))
+		errs = append(errs, d.cgroups.Outliving().Remove(ctx), d.cgroups.Inspecting(0).Remove(ctx))
 	}
 	if d.scope != nil {
 		errs = append(errs, d.scope.Stop(ctx))

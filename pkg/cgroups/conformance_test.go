@@ -76,6 +76,7 @@ func conformance(t *testing.T, lay *layout) {
 		{"oom group", testOOMGroup},
 		{"watch", testWatch},
 		{"outliving", testOutliving},
+		{"inspecting", testInspecting},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			hosttest.Leaks(t, inst)

@@ -5,6 +5,7 @@
 //
 //	sandboxd-a/               the root: v2 controllers are enabled down to here
 //	├── heads/                what outlives the daemon, see Outliving
+//	├── inspect/              what decrypts for sandboxes, see Inspecting
 //	└── <id>/                 the limits of the sandbox, written by nobody else
 //	    └── run/              the leaf: all processes; a runtime may rule below it
 //

@@ -40,13 +40,13 @@ func BenchmarkRegister(b *testing.B) {
 		"1.0.0.9")
 	ctx := context.Background()
 	for i := range 500 {
-		if err := e.Register(ctx, id(i), addr(i), n); err != nil {
+		if err := e.Register(ctx, id(i), addr(i), n, nil); err != nil {
 			b.Fatal(err)
 		}
 	}
 	var register, unregister, gone []time.Duration
 	for b.Loop() {
-		timed(b, &register, func() error { return e.Register(ctx, id(500), addr(500), n) })
+		timed(b, &register, func() error { return e.Register(ctx, id(500), addr(500), n, nil) })
 		timed(b, &unregister, func() error { return e.Unregister(ctx, id(500)) })
 		timed(b, &gone, func() error { return e.Gone(ctx, id(500)) })
 	}
@@ -75,7 +75,7 @@ func BenchmarkNewFlow(b *testing.B) {
 			if c.engine {
 				e := w.open()
 				for i := range 499 {
-					if err := e.Register(context.Background(), id(i+1), addr(i+1), manyRules(b, 10, i)); err != nil {
+					if err := e.Register(context.Background(), id(i+1), addr(i+1), manyRules(b, 10, i), nil); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -30,10 +30,12 @@ type judge struct {
 
 // decide answers for the first packet of a flow.
 func (j *judge) decide(s *sandbox, f policy.Flow) (policy.Action, policy.Reason) {
-	return j.decideBy(s, f, s.leased)
+	a, why := j.decideBy(s, f, s.leased)
+	return s.withBindings(f, a, why)
 }
 
-// decideBy is decide with the names that leased returns for an address.
+// decideBy is what the policy says of the first packet of a flow, with the names that leased
+// returns for an address.
 func (j *judge) decideBy(s *sandbox, f policy.Flow, leased func(netip.Addr) []string) (policy.Action, policy.Reason) {
 	if weak.Off(weak.Policy) {
 		return policy.Allow, policy.Reason{Cause: policy.ByMode, Text: "default"}
@@ -42,6 +44,16 @@ func (j *judge) decideBy(s *sandbox, f policy.Flow, leased func(netip.Addr) []st
 		return policy.Deny, policy.Reason{Cause: policy.ByBlock, Text: name}
 	}
 	return s.policy.Load().Decide(f, leased(f.Dst))
+}
+
+// allowsAny reports whether a flow passes the proxy for the sake of bindings alone: whatever it is
+// called, and speaks, the policy allows it.
+func (j *judge) allowsAny(s *sandbox, f policy.Flow) bool {
+	if !s.binds() {
+		return false
+	}
+	action, _ := j.decideBy(s, f, s.leased)
+	return action == policy.Allow
 }
 
 // leased returns the names by which the sandbox may mean dst now.
@@ -93,6 +105,10 @@ type Explanation struct {
 	Block bool
 	// Resolver says that the target is port 53: no rule decides, sandboxd's resolver answers.
 	Resolver bool
+	// Inspected says that requests to Name are decrypted, and some of them may be refused
+	// although Allowed says that a connection may be opened: rules about requests decide on
+	// each, and credentials may be put in.
+	Inspected bool
 }
 
 // Explain says what the policy of the sandbox id does with t. If the sandbox is not
@@ -111,6 +127,7 @@ func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanat
 		}
 		s, x.Stored = &sandbox{id: id}, true
 		s.policy.Store(p)
+		s.plan.Store(&plan{Inspection: &Inspection{}}) // else no rule is about requests
 	}
 	p := s.policy.Load()
 	f := policy.Flow{Dst: t.Addr, Proto: policy.Proto(cmp.Or(t.Proto, "tcp")), Port: t.Port}
@@ -122,7 +139,13 @@ func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanat
 	if t.Name != "" {
 		x.Resolves, why = p.Resolves(t.Name)
 		x.ResolvesRule = why.Text
-		if x.Allowed, why = p.DecideName(f, t.Name); x.Allowed && !x.Resolves {
+		x.Inspected = s.inspects(f, t.Name)
+		if x.Allowed, why = p.DecideName(f, t.Name); x.Inspected {
+			x.Allowed, why = p.DecideSome(f, t.Name)
+		} else if bound, by := s.withBindings(f, policy.Allow, why); x.Allowed && bound == policy.Deny {
+			x.Allowed, why = false, by
+		}
+		if x.Allowed && !x.Resolves {
 			x.Allowed, why.Text = false, x.ResolvesRule
 		}
 		x.Rule, x.Fixed = why.Text, !x.Allowed && p.Fixed(f, t.Name)
@@ -134,6 +157,8 @@ func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanat
 	if action == policy.Proxy {
 		x.ByName = true
 		x.Allowed, why = p.DecideName(f, "")
+	} else if bound, by := s.withBindings(f, action, why); bound == policy.Deny { // the proxy would allow each name
+		x.Allowed, why = false, by
 	}
 	x.Rule = why.Text
 	x.Block = !x.Allowed && why.Cause == policy.ByBlock
@@ -141,48 +166,17 @@ func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanat
 	return x, nil
 }
 
-// closeForbidden closes the open flows of s that its policy does not allow any more, those
-// through the proxy too, and returns when they are gone. Flows go on that are still allowed, also by a name whose
-// lease has ended since. If leases of an earlier daemon are lost, those of its flows go on
-// that some name could have opened.
-//
-// Preconditions: no verdict by an older policy is under way.
-func (e *Engine) closeForbidden(s *sandbox, lost bool) error {
-	now := time.Now()
-	leased := func(a netip.Addr) []string { return s.leases.Of(a, now, true) }
-	var requests []byte
-	ofProxy, spared := e.proxy.closeForbidden(s, lost), 0
-	err := e.table.eachOf(s.addr, func() { requests, spared = requests[:0], 0 }, func(t tracked) {
-		if t.closed || t.IsDNS() {
-			return
-		}
-		action, why := e.decideBy(s, t.Flow, leased)
-		if lost && action == policy.Deny && why.Cause != policy.ByBlock && s.policy.Load().SomeName(t.Flow) {
-			spared++
-			return
-		}
-		// A flow that passed without the proxy never said its name.
-		if action == policy.Deny || action == policy.Proxy && t.replier == t.Dst {
-			requests = appendForgetTuple(requests, t.tuple)
-		}
-	})
-	if err != nil {
-		return err
-	}
-	if lost && ofProxy+spared == 0 {
-		s.leases.Begin() // no flow needs a lost one
-	}
-	return e.table.send(requests)
-}
-
 // judge decides whether the child gets a socket. The error says why it cannot.
-func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o heads.Open) (bool, policy.Reason, error) {
+func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o question) (bool, policy.Reason, error) {
 	if weak.Off(weak.Proxy) {
 		return true, policy.Reason{Cause: policy.ByMode, Text: "default"}, nil
 	}
 	allow, why := p.decide(s, f, o)
 	if !allow || o.Name == "" || slices.Contains(s.leased(f.Dst), o.Name) {
 		return allow, why, nil
+	}
+	if !o.dial && p.e.allowsAny(s, f) {
+		return true, why, nil
 	}
 	// DNS has not answered the sandbox so: it may know the address from elsewhere, which is
 	// no harm if it is one of the name.
@@ -202,18 +196,27 @@ func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o heads.Op
 }
 
 // decide is judge without the check that the name has the address.
-func (p *proxy) decide(s *sandbox, f policy.Flow, o heads.Open) (bool, policy.Reason) {
+func (p *proxy) decide(s *sandbox, f policy.Flow, o question) (bool, policy.Reason) {
 	if name := p.e.blocks(f.Dst); name != "" {
 		return false, policy.Reason{Cause: policy.ByBlock, Text: name}
 	}
-	pol, says := s.policy.Load(), f.Port == 80 || f.Port == 443
+	pol := s.policy.Load()
 	switch {
+	case !o.dial && p.e.allowsAny(s, f):
+		return pol.DecideLeased(f, s.leased(f.Dst))
 	case o.Kind == heads.H2C:
 		return false, policy.Reason{Cause: policy.ByName, Text: "HTTP/2 without TLS is not read; use HTTP/1.1, or TLS"}
-	case o.Kind == heads.First, o.Kind == heads.Other && !says:
+	case !says(f, o.Kind):
 		return pol.DecideLeased(f, s.leased(f.Dst))
+	case o.dial:
+		return pol.DecideSome(f, o.Name) // the child judges each request
 	}
 	return pol.DecideName(f, o.Name)
+}
+
+// says reports whether the client of a flow that began so says a name, or none where it should.
+func says(f policy.Flow, k heads.Kind) bool {
+	return k != heads.First && (k != heads.Other || f.Port == 80 || f.Port == 443)
 }
 
 // refusalOf is the sentence that a guest reads.
@@ -243,8 +246,20 @@ func (e *Engine) tellName(s *sandbox, f policy.Flow, name string, why policy.Rea
 }
 
 // opened decides on what the child asks, and dials.
-func (p *proxy) opened(ctx context.Context, x *proxied, o heads.Open) (heads.Opened, syscall.Conn) {
+func (p *proxy) opened(ctx context.Context, x *proxied, o question) (heads.Opened, syscall.Conn) {
 	f := x.flow
+	if !o.dial && x.s.marks(f, o.Kind, o.Name) {
+		some := o
+		some.dial = true
+		allow, why := p.decide(x.s, f, some) // and verified when the child dials
+		if !allow {
+			return x.denied(p.e, o, why), nil
+		}
+		p.mu.Lock()
+		x.mark(o.Name)
+		p.mu.Unlock()
+		return heads.Opened{Result: heads.Inspect}, nil
+	}
 	allow, why, err := p.judge(ctx, x.s, f, o)
 	if err != nil {
 		p.log.Debug("a connection by name", "sandbox", x.s.id, "err", err)
@@ -254,12 +269,7 @@ func (p *proxy) opened(ctx context.Context, x *proxied, o heads.Open) (heads.Ope
 		allow, why = p.checked(x, o, why)
 	}
 	if !allow {
-		if o.Kind != heads.First && why.Text != "" { // a name may come; or the flow has ended
-			p.e.count(x.s, f, o.Name, false)
-			p.e.flowCounts.add(refused, why.Cause)
-			p.e.tellName(x.s, f, o.Name, why)
-		}
-		return heads.Opened{Result: heads.Denied, Text: refusalOf(x.s, f, o.Name, why)}, nil
+		return x.denied(p.e, o, why), nil
 	}
 	if o.Kind != heads.First { // as in endOutward
 		p.e.count(x.s, f, o.Name, true)
@@ -278,11 +288,36 @@ func (p *proxy) opened(ctx context.Context, x *proxied, o heads.Open) (heads.Ope
 	return heads.Opened{Result: heads.Granted, Socket: number}, c
 }
 
+// denied answers a question, and reports the denial.
+func (x *proxied) denied(e *Engine, o question, why policy.Reason) heads.Opened {
+	if o.Kind != heads.First && why.Text != "" { // a name may come; or the flow has ended
+		e.count(x.s, x.flow, o.Name, false)
+		e.flowCounts.add(refused, why.Cause)
+		e.tellName(x.s, x.flow, o.Name, why)
+	}
+	return heads.Opened{Result: heads.Denied, Text: refusalOf(x.s, x.flow, o.Name, why)}
+}
+
+// mark notes that the child hears that a name of the flow is to be decrypted.
+//
+// Preconditions: proxy.mu is held.
+func (x *proxied) mark(name string) {
+	switch {
+	case x.marked[name]:
+	case len(x.marked) >= mostDecrypted:
+		x.many = true
+	case x.marked == nil:
+		x.marked = map[string]bool{name: true}
+	default:
+		x.marked[name] = true
+	}
+}
+
 // checked gives the socket of a flow whose server could have spoken first the name that the
 // guest has said meanwhile, if the policy of the moment allows it: it may have changed since
 // judge read it, and closeForbidden has not seen this name. The reason is empty if the flow
 // has ended.
-func (p *proxy) checked(x *proxied, o heads.Open, why policy.Reason) (bool, policy.Reason) {
+func (p *proxy) checked(x *proxied, o question, why policy.Reason) (bool, policy.Reason) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.alive(x) {
@@ -291,6 +326,9 @@ func (p *proxy) checked(x *proxied, o heads.Open, why policy.Reason) (bool, poli
 	if !weak.Off(weak.Proxy) {
 		if allow, now := p.decide(x.s, x.flow, o); !allow {
 			return false, now
+		}
+		if x.s.marks(x.flow, o.Kind, o.Name) {
+			return false, policy.Reason{Cause: policy.ByRule, Text: "the rules for this name have just changed"}
 		}
 	}
 	for number, out := range x.to {
@@ -310,7 +348,7 @@ var (
 )
 
 // connect dials for a flow, and counts and registers the socket.
-func (p *proxy) connect(ctx context.Context, x *proxied, o heads.Open) (*net.TCPConn, uint32, error) {
+func (p *proxy) connect(ctx context.Context, x *proxied, o question) (*net.TCPConn, uint32, error) {
 	p.mu.Lock()
 	full := p.outs[x.s] >= proxyConns
 	if !full {
@@ -322,7 +360,7 @@ func (p *proxy) connect(ctx context.Context, x *proxied, o heads.Open) (*net.TCP
 	}
 	to := netip.AddrPortFrom(x.flow.Dst, x.flow.Port)
 	c, copied, err := p.dial(ctx, x, to)
-	out := &outward{Socket: copied, tuple: tupleOfTCP{sentFrom(copied), to}, kind: o.Kind, name: o.Name}
+	out := &outward{Socket: copied, tuple: tupleOfTCP{sentFrom(copied), to}, kind: o.Kind, name: o.Name, dial: o.dial}
 	if err != nil {
 		err = fmt.Errorf("the server does not answer: %w", err)
 	}
@@ -346,14 +384,14 @@ func (p *proxy) connect(ctx context.Context, x *proxied, o heads.Open) (*net.TCP
 // judge read it, and closeForbidden has not seen this socket.
 //
 // Preconditions: p.mu is held.
-func (p *proxy) add(x *proxied, o heads.Open, out *outward) error {
+func (p *proxy) add(x *proxied, o question, out *outward) error {
 	switch {
 	case !p.alive(x):
 		return errGone
 	case len(x.to) >= proxySockets:
 		return errSockets
 	}
-	if allow, _ := p.decide(x.s, x.flow, o); !allow && !weak.Off(weak.Proxy) {
+	if allow, _ := p.decide(x.s, x.flow, o); !allow && !weak.Off(weak.Proxy) || !o.dial && x.s.marks(x.flow, o.Kind, o.Name) {
 		return errors.New("the policy has changed")
 	}
 	if err := p.hands[x.line].put(p.log, x, x.next+1, out); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -170,10 +171,10 @@ func TestTightened(t *testing.T) {
 	s.leases.Add("db.test", []netip.Addr{netip.MustParseAddr("198.51.100.2")}, 0, time.Now().Add(-time.Hour))
 	e.ledger.mu.Unlock()
 	w.refused(id, "tcp", "198.51.100.2:8080")
-	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443", "db.test")); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443", "db.test"), nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.table.eachOf(addr(0), func() {}, func(f tracked) {
+	if err := conntrack.EachOf(addr(0), func() {}, func(f conntrack.Entry) {
 		if f.Dst != netip.MustParseAddr("198.51.100.2") && f.Port != 443 || f.Dst == netip.MustParseAddr("203.0.113.2") {
 			t.Errorf("%+v is open after Register", f.Flow)
 		}
@@ -193,7 +194,7 @@ func TestTightened(t *testing.T) {
 		}
 	}
 	// A flow that passed by its address says no name: a rule by name alone does not keep it.
-	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "db.test")); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "db.test"), nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := echo(stays, patient); err == nil {
@@ -221,7 +222,7 @@ func TestTightenedMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	e = w.open()
-	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443", "db.test")); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443", "db.test"), nil); err != nil {
 		t.Fatal(err)
 	}
 	for to, c := range open {
@@ -374,7 +375,7 @@ func TestNoMoment(t *testing.T) {
 		if changes%2 == 0 {
 			n = two
 		}
-		if err := e.Register(t.Context(), id, addr(0), n); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), n, nil); err != nil {
 			t.Error(err)
 			break
 		}

@@ -3,9 +3,11 @@ package egress
 import (
 	"context"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/egress/terminate"
 )
 
 // Denial is a flow that was refused.
@@ -58,14 +60,53 @@ func (r *rate) allow(now time.Time, limit int) bool {
 	return r.n <= limit
 }
 
-// denials reports what is denied, outside of the packet path.
-type denials struct {
-	onDeny func(Denial) // nil: nobody wants to know
-	toTell chan Denial
+// turns bound what a child has the daemon do: some at a time, and mostAsked with those that wait.
+type turns struct {
+	at    chan struct{}
+	asked *atomic.Int32
 }
 
-func newDenials(onDeny func(Denial)) denials {
-	return denials{onDeny, make(chan Denial, 1024)}
+func newTurns(atATime int) turns { return turns{make(chan struct{}, atATime), new(atomic.Int32)} }
+
+// take calls f when its turn comes, unless k ends before. False: too many wait.
+func (t turns) take(k *ownChild, f func()) bool {
+	if t.asked.Add(1) > mostAsked {
+		t.asked.Add(-1)
+		return false
+	}
+	k.p.done.Go(func() {
+		defer t.asked.Add(-1)
+		select {
+		case t.at <- struct{}{}:
+			defer func() { <-t.at }()
+			f()
+		case <-k.ctx.Done():
+		}
+	})
+	return true
+}
+
+// denials reports what is denied, outside of the packet path.
+type denials struct {
+	onDeny    func(Denial) // nil: nobody wants to know
+	toTell    chan Denial
+	onInspect func(InspectEvent) // likewise
+	inspects  chan InspectEvent
+}
+
+func newDenials(onDeny func(Denial), onInspect func(InspectEvent)) denials {
+	return denials{onDeny, make(chan Denial, 1024), onInspect, make(chan InspectEvent, 256)}
+}
+
+// putInspect is put for what was noticed in decrypted connections.
+func (d *denials) putInspect(n InspectEvent) {
+	if d.onInspect == nil {
+		return
+	}
+	select {
+	case d.inspects <- n:
+	default:
+	}
 }
 
 // put reports a denial, unless the receiver is too slow.
@@ -123,8 +164,52 @@ func (d *denials) tellDenials(ctx context.Context) {
 				continue
 			}
 			d.onDeny(n)
+		case n := <-d.inspects:
+			d.onInspect(n)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
+
+// An InspectEvent is what was refused, or noticed, in the decrypted connections of a sandbox.
+// Texts are printable. They have no value of a credential in them, unless a guest has taken over
+// its child.
+type InspectEvent struct {
+	ID   string
+	Kind string // one of Inspect…
+	Host string // in normal form, or ""
+	// Method, Binding, Credential and Place are those of terminate.Event, or "".
+	Method, Binding, Credential, Place string
+	Text                               string // what more there is to say, in at most maxEventText bytes, or ""
+}
+
+const maxEventText = 300
+
+// The values of InspectEvent.Kind.
+const (
+	InspectRule        = "rule"               // no rule allows the request
+	InspectForeign     = "foreign"            // a placeholder that is none of this sandbox
+	InspectWrongHost   = "wrong-host"         // a placeholder on its way to a host that it is not for
+	InspectWrongPlace  = "wrong-place"        // a placeholder where it may not stand
+	InspectMalformed   = "malformed"          // a request that two readers could read differently
+	InspectUnavailable = "unavailable"        // a value could not be had, or cannot stand where it should
+	InspectEcho        = "echo"               // a value in an answer
+	InspectUntrusted   = "untrusted"          // the guest does not trust the sandbox's authority
+	InspectHandshake   = "handshake"          // another failure of TLS with the guest
+	InspectUnverified  = "unverified"         // the certificate of the server does not verify
+	InspectWantsClient = "client-certificate" // the server wants a certificate of its client
+	InspectNoChild     = "no-child"           // no child runs for the sandbox, so its connections are reset
+)
+
+var (
+	kindsOfEvents = map[terminate.EventKind]string{
+		terminate.RuleDenied: InspectRule, terminate.Foreign: InspectForeign, terminate.WrongHost: InspectWrongHost,
+		terminate.WrongPlace: InspectWrongPlace, terminate.Malformed: InspectMalformed, terminate.Unavailable: InspectUnavailable,
+		terminate.Echo: InspectEcho,
+	}
+	kindsOfNotes = map[terminate.NoteKind]string{
+		terminate.GuestRefuses: InspectUntrusted, terminate.GuestHandshake: InspectHandshake,
+		terminate.ServerUnverified: InspectUnverified, terminate.ServerWants: InspectWantsClient,
+	}
+)

@@ -54,9 +54,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/egress/terminate"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -97,6 +99,21 @@ type Config struct {
 	// the packet path. A sandbox causes at most 100 calls a second; under load some may
 	// be lost.
 	OnDeny func(Denial)
+	// OnInspect is like OnDeny, for what is noticed in decrypted connections: of a sandbox 16
+	// calls at once, and then one a second.
+	OnInspect func(InspectEvent)
+	// Inspecting, if not nil, puts the child of a sandbox that decrypts for it where its memory
+	// and processor time are bounded. After an error that child ends, and connections by name of
+	// the sandbox are reset until another one starts.
+	Inspecting func(id string, pid int) error
+	// MaxInspecting is how many such children there may be, each of which may hold
+	// terminate.Memory and use two processors. One without a connection ends for the next. If
+	// none is without, the connections by name of the next sandbox are reset. 0: 128.
+	MaxInspecting int
+
+	// Roots are the certificates, in PEM, that servers of decrypted hosts are verified by; nil:
+	// those of the host (terminate.HostRoots).
+	Roots func() ([]byte, error)
 
 	every time.Duration // how often the guard checks; 0: guardEvery
 }
@@ -119,7 +136,7 @@ type Engine struct {
 	proxy  *proxy
 	flows  *flusher
 	ledger *ledger
-	table  *flowTable
+	table  *conntrack.Table
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 
@@ -149,6 +166,8 @@ type sandbox struct {
 	id     string
 	addr   netip.Addr
 	policy atomic.Pointer[policy.Policy]
+	plan   atomic.Pointer[plan]     // nil: no host is decrypted
+	own    atomic.Pointer[ownChild] // nil: it has none, because no host is
 	leases *leases.Table
 	log    *flowlog.Log
 	dns    dnsBudget
@@ -172,6 +191,10 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	}
 	cfg.MaxOpenFlows = cmp.Or(cfg.MaxOpenFlows, 2048)
 	cfg.MaxFlows = cmp.Or(cfg.MaxFlows, 4096)
+	cfg.MaxInspecting = cmp.Or(cfg.MaxInspecting, mostInspecting)
+	if cfg.Roots == nil {
+		cfg.Roots = terminate.HostRoots
+	}
 	if cfg.every == 0 {
 		cfg.every = guardEvery
 	}
@@ -182,7 +205,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 		judge: judge{pool: cfg.Pool}, cfg: cfg, log: cfg.Logger,
 		lock: lock{cfg.Instance, cfg.Gateway.As4()},
 		byID: map[string]*sandbox{}, byAddr: map[netip.Addr]*sandbox{},
-		denials: newDenials(cfg.OnDeny),
+		denials: newDenials(cfg.OnDeny, cfg.OnInspect),
 	}
 	if err := e.open(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open egress of instance %s: %w", cfg.Instance, err), e.Close())
@@ -211,7 +234,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.refreshHosts(); err != nil {
 		return err
 	}
-	if e.table, err = openFlowTable(); err != nil {
+	if e.table, err = conntrack.Open(); err != nil {
 		return err
 	}
 	if e.flows, err = newFlusher(e.log, e.table); err != nil {
@@ -292,7 +315,7 @@ func (e *Engine) Close() error {
 	e.done.Wait()
 	e.letGo()
 	if e.table != nil {
-		errs = append(errs, e.table.close())
+		errs = append(errs, e.table.Close())
 	}
 	if e.sets != nil {
 		e.sets.Close()
@@ -314,8 +337,14 @@ func (e *Engine) Close() error {
 // it again replaces the policy at once, and closes the open flows that the new one denies
 // before it returns.
 //
+// i says which hosts are decrypted; nil: none ever. It is replaced with the policy. When
+// Register returns, the sandbox's child judges new requests by both; requests that it has
+// passed on go on, unless the policy may deny requests to their host that the last one
+// allowed: then their connections are reset. So are connections to a host that was not decrypted
+// and is to be. One whose host is not to be decrypted any more goes on decrypted.
+//
 // The policy is in force before the first packet passes.
-func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n record.Network) error {
+func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n record.Network, i *Inspection) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("register %s: %w", id, err)
 	}
@@ -326,21 +355,32 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
 		return fmt.Errorf("register %s: address %s is not in the pool %s", id, addr, e.cfg.Pool)
 	}
-	table := e.Leases.Open(id)
-	changed, adopted, err := e.publish(&sandbox{id: id, addr: addr, log: e.FlowLog.Open(id), leases: table}, p)
+	next := &sandbox{id: id, addr: addr, log: e.FlowLog.Open(id), leases: e.Leases.Open(id)}
+	var with *plan
+	if i != nil {
+		with = &plan{Inspection: i, network: n}
+	}
+	was, err := e.publish(next, p, with)
 	if err != nil {
 		return err
 	}
-	if s := e.lookup(addr); s != nil && e.proxy.claim(s) {
-		changed = s
+	s := e.lookup(addr)
+	if s != nil && e.proxy.claim(s) {
+		was.flows = true
 	}
-	switch lost := adopted && !table.Whole(); {
-	case changed != nil:
-		if err := e.closeForbidden(changed, lost); err != nil {
+	if was.child != nil {
+		was.child.close()
+	}
+	if s != nil && i != nil {
+		s.own.Load().refresh(context.WithoutCancel(ctx))
+	}
+	switch lost := was.adopted && !next.leases.Whole(); {
+	case s != nil && was.flows:
+		if err := e.closeForbidden(s, was.policy, lost); err != nil {
 			return fmt.Errorf("close the open flows of sandbox %s that its new policy denies: %w", id, err)
 		}
-	case adopted: // without a flow
-		table.Begin()
+	case was.adopted: // without a flow
+		next.leases.Begin()
 	}
 	if err := e.addSource(id, addr); err != nil {
 		return fmt.Errorf("register %s as %s: %w", id, addr, err)
@@ -353,32 +393,49 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-// publish puts p in force, for next or for the same sandbox if it is registered already. It
-// returns the sandbox if p may deny flows that are open: p replaces another policy, or the
-// sandbox has flows from the time of an earlier daemon, and is adopted. No verdict by the
-// old policy is under way then.
-func (e *Engine) publish(next *sandbox, p *policy.Policy) (changed *sandbox, adopted bool, err error) {
+// replaced is what a Register has replaced.
+type replaced struct {
+	policy *policy.Policy // nil: it was adopted
+	// flows: there may be some that are open and denied now, or are to be decrypted.
+	flows bool
+	// adopted: the sandbox was not registered, and its flows are from the time of an earlier
+	// daemon.
+	adopted bool
+	child   *ownChild // that has no sandbox any more, or nil
+}
+
+// publish puts p in force, for next or for the same sandbox if it is registered already, and with
+// it what is decrypted. No verdict by the old policy is under way then.
+func (e *Engine) publish(next *sandbox, p *policy.Policy, with *plan) (was replaced, err error) {
 	e.ledger.mu.Lock() // a verdict is under way while it is held
 	defer e.ledger.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if other := e.byAddr[next.addr]; other != nil && other.id != next.id {
-		return nil, false, fmt.Errorf("register %s: address %s belongs to %s", next.id, next.addr, other.id)
+		return was, fmt.Errorf("register %s: address %s belongs to %s", next.id, next.addr, other.id)
 	}
 	s := e.byID[next.id]
 	if s == nil || s.addr != next.addr {
 		if s != nil {
 			delete(e.byAddr, s.addr)
+			was.child = s.own.Swap(nil)
 		}
-		s, adopted = next, true
+		s, was.adopted = next, true
 		e.byID[s.id], e.byAddr[s.addr] = s, s
 	}
-	if e.ledger.has(s.addr) && (adopted || !p.Loosens(s.policy.Load())) {
-		changed = s
-	}
+	was.policy = s.policy.Load()
+	inspects := with != nil || s.plan.Load() != nil
+	was.flows = e.ledger.has(s.addr) && (was.adopted || inspects || !p.Loosens(was.policy))
 	s.policy.Store(p)
+	s.plan.Store(with)
+	switch own := s.own.Load(); {
+	case with != nil && own == nil:
+		s.own.Store(newOwnChild(e.proxy, s))
+	case with == nil && own != nil:
+		was.child = s.own.Swap(nil)
+	}
 	s.leaving = false
-	return changed, adopted, nil
+	return was, nil
 }
 
 // Unregister cuts id off, established flows included, and removes its policy and its
@@ -418,6 +475,9 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 	e.mu.Unlock()
 	if s != nil {
 		e.proxy.closeAll(s) // now that the proxy does not find it any more
+		if own := s.own.Load(); own != nil {
+			own.close()
+		}
 	}
 	e.proxy.closeAside(id)
 	if len(addrs) > 0 {
@@ -429,30 +489,6 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 		return fmt.Errorf("unregister %s: %w", id, err)
 	}
 	return nil
-}
-
-// Gone waits until all conntrack entries of id are deleted, or ctx ends. Until then its
-// address must not be reused: the next owner would get the replies.
-func (e *Engine) Gone(ctx context.Context, id string) error {
-	select {
-	case <-e.flows.gone(id):
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait until the flows of %s are closed: %w", id, ctx.Err())
-	}
-}
-
-// ListRegistered lists the IDs of sandboxes that may send.
-func (e *Engine) ListRegistered(context.Context) ([]string, error) {
-	sources, err := e.sources()
-	if err != nil {
-		return nil, fmt.Errorf("list registered sandboxes: %w", err)
-	}
-	ids := make([]string, 0, len(sources))
-	for _, s := range sources {
-		ids = append(ids, s.id)
-	}
-	return ids, nil
 }
 
 // lookup returns the sandbox that has addr, or nil.

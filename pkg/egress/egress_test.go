@@ -18,6 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 )
 
 // rulesNow is what iptables-save says of the instance, and little else.
@@ -228,7 +229,7 @@ func TestUnregistered(t *testing.T) {
 	id := w.guest(0)
 	w.silent(id, "tcp", "203.0.113.1:443")
 	all := rules(t, "open")
-	if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 		t.Fatal(err)
 	}
 	c, err := w.dial(id, "tcp", "203.0.113.1:443", patient)
@@ -254,11 +255,11 @@ func TestUnregistered(t *testing.T) {
 	if ids, err := e.ListRegistered(t.Context()); err != nil || len(ids) != 0 {
 		t.Errorf("registered: %v, %v", ids, err)
 	}
-	if out := conntrack(t, w); strings.Contains(out, addr(0).String()) {
+	if out := inConntrack(t, w); strings.Contains(out, addr(0).String()) {
 		t.Errorf("conntrack still has\n%s", out)
 	}
 	if d, err := hosttest.Soonest(goneWithin, func() error {
-		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 			return err
 		}
 		w.allowed(id, "tcp", "203.0.113.1:443")
@@ -267,13 +268,13 @@ func TestUnregistered(t *testing.T) {
 		t.Errorf("its flows were gone after %v (%v), want %v", d, err, goneWithin)
 	}
 	// Two of one address, and addresses that are nobody's.
-	if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Register(t.Context(), "eotherotherx", addr(0), all); err == nil {
+	if err := e.Register(t.Context(), "eotherotherx", addr(0), all, nil); err == nil {
 		t.Error("two sandboxes have one address")
 	}
-	if err := e.Register(t.Context(), id, netip.MustParseAddr("10.1.1.1"), all); err == nil {
+	if err := e.Register(t.Context(), id, netip.MustParseAddr("10.1.1.1"), all, nil); err == nil {
 		t.Error("an address beyond the pool was taken")
 	}
 	// A later daemon, which does not know the sandbox.
@@ -324,7 +325,7 @@ func TestCutWithoutItsFile(t *testing.T) {
 	if err := e.Unregister(t.Context(), id); err != nil {
 		t.Error(err)
 	}
-	if err := e.Register(t.Context(), id, addr(0), rules(t, "open")); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "open"), nil); err != nil {
 		t.Fatal(err)
 	}
 	e.lookup(addr(0)).leases.Add("again.test", []netip.Addr{netip.MustParseAddr("203.0.113.9")}, 0, time.Now())
@@ -379,7 +380,7 @@ func (w *world) knock(a netip.Addr) {
 // touching counts the entries from a sandbox or to it.
 func (w *world) touching(e *Engine, a netip.Addr) (n int) {
 	w.t.Helper()
-	if err := e.table.each(func() { n = 0 }, func(f tracked) {
+	if err := conntrack.Each(func() { n = 0 }, func(f conntrack.Entry) {
 		if f.Src == a || f.Dst == a {
 			n++
 		}
@@ -389,7 +390,7 @@ func (w *world) touching(e *Engine, a netip.Addr) (n int) {
 	return n
 }
 
-func conntrack(t *testing.T, w *world) string {
+func inConntrack(t *testing.T, w *world) string {
 	b, err := os.ReadFile("/proc/self/net/nf_conntrack")
 	if errors.Is(err, os.ErrNotExist) {
 		t.Log("no /proc/net/nf_conntrack on this kernel; entries are not looked at")
@@ -458,7 +459,7 @@ func TestDaemonAbsent(t *testing.T) {
 	e = w.open()
 	// Not yet registered with the new daemon: silence, so that guests try again.
 	w.silent(id, "tcp", "203.0.113.1:443")
-	if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.allowed(id, "tcp", "203.0.113.1:443")
@@ -495,7 +496,7 @@ func TestTwoInstances(t *testing.T) {
 	}
 	w.link(id, a, other.Gateway().String())
 	// It names the pool of the first, which for it is a private range like any.
-	if err := o.Register(t.Context(), id, a, rules(t, "rules", "203.0.113.1:443", inst.Pool().String())); err != nil {
+	if err := o.Register(t.Context(), id, a, rules(t, "rules", "203.0.113.1:443", inst.Pool().String()), nil); err != nil {
 		t.Fatal(err)
 	}
 	w.allowed(id, "tcp", "203.0.113.1:443")

@@ -124,7 +124,7 @@ func TestFlowLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	e = w.openWith(func(c *Config) { c.FlowLogs = killed })
-	if err := e.Register(t.Context(), id, addr(0), policy); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), policy, nil); err != nil {
 		t.Fatal(err)
 	}
 	r := e.FlowLog.Report(id)

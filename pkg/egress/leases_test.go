@@ -57,7 +57,7 @@ func TestLeasesOutlive(t *testing.T) {
 			t.Errorf("while no daemon runs: %v", err)
 		}
 		e = open()
-		if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "one.test")); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "one.test"), nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := echo(stays, patient); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
@@ -29,7 +30,7 @@ const (
 // exists, so a sandbox never has more entries than its limit. Counting the table again
 // removes those that ended.
 type ledger struct {
-	table *flowTable
+	table *conntrack.Table
 	pool  netip.Prefix // the sandboxes' addresses
 	log   *slog.Logger
 
@@ -50,7 +51,7 @@ type tally struct {
 	since     int // let in since
 }
 
-func newLedger(cfg Config, table *flowTable) *ledger {
+func newLedger(cfg Config, table *conntrack.Table) *ledger {
 	return &ledger{
 		table: table, pool: cfg.Pool, log: cfg.Logger,
 		maxOpen:  cfg.MaxOpenFlows,
@@ -129,27 +130,27 @@ func (l *ledger) count() error {
 	var changes []byte
 	var failed error
 	send := func() {
-		if err := l.table.send(changes); err != nil {
+		if err := l.table.Send(changes); err != nil {
 			failed = err
 		}
 		changes = changes[:0]
 	}
-	err := l.table.each(func() {
+	err := conntrack.Each(func() {
 		found = map[netip.Addr]tally{}
 		l.begin()
-	}, func(t tracked) {
+	}, func(t conntrack.Entry) {
 		if !l.pool.Contains(t.Src) {
 			return
 		}
 		n := found[t.Src]
 		n.all++
-		if !t.closed {
+		if !t.Closed {
 			n.open++
 		}
 		found[t.Src] = n
-		ends := t.closed || t.Proto == unix.IPPROTO_UDP && t.Port == policy.DNSPort
-		if ends && t.left > uint32(closedFor/time.Second) {
-			if changes = appendExpiry(changes, t.tuple, closedFor); len(changes) > 32<<10 {
+		ends := t.Closed || t.Proto == unix.IPPROTO_UDP && t.Port == policy.DNSPort
+		if ends && t.Left > uint32(closedFor/time.Second) {
+			if changes = conntrack.AppendExpiry(changes, t.Tuple, closedFor); len(changes) > 32<<10 {
 				send()
 			}
 		}

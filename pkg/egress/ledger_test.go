@@ -1,7 +1,6 @@
 package egress
 
 import (
-	"encoding/binary"
 	"net"
 	"net/netip"
 	"os"
@@ -13,7 +12,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 )
 
 // TestLedger: each flow counts from the moment it is let in, and until a count that
@@ -84,36 +83,6 @@ func TestLedgerCrawler(t *testing.T) {
 	}
 }
 
-// TestParseTracked reads an entry in the kernel's form.
-func TestParseTracked(t *testing.T) {
-	from, to := netip.MustParseAddrPort("10.164.0.2:40000"), netip.MustParseAddrPort("8.8.8.8:53")
-	request := appendForget(nil, unix.IPPROTO_TCP, from, to)
-	if size := binary.NativeEndian.Uint32(request); int(size) != len(request) {
-		t.Errorf("a request of %d bytes says %d", len(request), size)
-	}
-	for state, closed := range map[byte]bool{3: false, 4: false, tcpTimeWait: true, tcpClose: true} {
-		msg := appendAttr(request[16:], ctaTimeout, []byte{0, 0, 0, 119})
-		msg = appendAttr(msg, ctaProtoinfo|unix.NLA_F_NESTED,
-			appendAttr(nil, ctaProtoinfoTCP|unix.NLA_F_NESTED, appendAttr(nil, ctaTCPState, []byte{state})))
-		got, ok := parseTracked(msg)
-		want := tracked{Flow: policy.Flow{Src: from.Addr(), Dst: to.Addr(), Proto: unix.IPPROTO_TCP, Port: 53}, closed: closed, left: 119}
-		if !ok || got.Flow != want.Flow || got.closed != want.closed || got.left != want.left {
-			t.Errorf("state %d: %+v, %v", state, got, ok)
-		}
-		for n := range len(msg) { // a message cut off is no entry, or the part that is there
-			parseTracked(msg[:n])
-		}
-		again, ok := parseTracked(appendExpiry(nil, got.tuple, 3*time.Second)[16:])
-		if !ok || again.Flow != got.Flow || again.left != 3 {
-			t.Errorf("a request to end it: %+v, %v", again, ok)
-		}
-	}
-	six := appendForget(nil, unix.IPPROTO_UDP, netip.MustParseAddrPort("[fd00::1]:40000"), netip.MustParseAddrPort("[fd00::2]:53"))
-	if _, ok := parseTracked(six[16:]); ok {
-		t.Error("a flow of IPv6 is taken for one of IPv4")
-	}
-}
-
 // flood opens n flows from a sandbox without waiting for answers, and calls look now and
 // then.
 func (w *world) flood(id, network, to string, n int, look func()) {
@@ -142,10 +111,10 @@ func (w *world) flood(id, network, to string, n int, look func()) {
 // entries counts the entries of a sandbox in the table of the "host".
 func (w *world) entries(e *Engine, a netip.Addr) (open, all int) {
 	w.t.Helper()
-	err := e.table.each(func() { open, all = 0, 0 }, func(f tracked) {
+	err := conntrack.Each(func() { open, all = 0, 0 }, func(f conntrack.Entry) {
 		if f.Src == a {
 			all++
-			if !f.closed {
+			if !f.Closed {
 				open++
 			}
 		}
@@ -282,7 +251,7 @@ func (w *world) noFlows(e *Engine, upstream netip.Addr) {
 	// The answer reaches the guest before or after the entry is deleted.
 	for since := time.Now(); ; time.Sleep(time.Millisecond) {
 		n := 0
-		err := e.table.each(func() { n = 0 }, func(f tracked) {
+		err := conntrack.Each(func() { n = 0 }, func(f conntrack.Entry) {
 			if f.Dst == upstream {
 				n++
 			}

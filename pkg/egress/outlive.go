@@ -392,7 +392,7 @@ func (p *proxy) enter(h *hand, entries map[int]flowfile.Entry, sockets map[uint6
 			continue
 		}
 		if s, ok := take(slot, e); ok {
-			x.to[e.Socket] = &outward{s, tupleOfTCP{sentFrom(s), e.Dst}, heads.Kind(e.Kind), e.Name, slot}
+			x.to[e.Socket] = &outward{s, tupleOfTCP{sentFrom(s), e.Dst}, heads.Kind(e.Kind), e.Name, slot, false}
 			p.outs[x.s]++
 		}
 	}

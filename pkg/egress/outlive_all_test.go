@@ -34,7 +34,7 @@ func TestOldChildrenAreFew(t *testing.T) {
 			t.Fatal(err)
 		}
 		e = w.lasting(dir)
-		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 			t.Fatal(err)
 		}
 		Recovered(e)

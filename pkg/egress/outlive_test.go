@@ -125,7 +125,7 @@ func TestFlowsOutliveTheDaemon(t *testing.T) {
 		goesOn("before its sandbox is registered", first)
 		asks("before its sandbox is registered", "new.test", http.StatusBadGateway)
 		for i, id := range []string{id, second} {
-			if err := e.Register(t.Context(), id, addr(i), rules(t, "rules", byName...)); err != nil {
+			if err := e.Register(t.Context(), id, addr(i), rules(t, "rules", byName...), nil); err != nil {
 				t.Fatal(err)
 			}
 			e.lookup(addr(i)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
@@ -150,12 +150,12 @@ func TestFlowsOutliveTheDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	e = w.lasting(dir)
-	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "allowed.test:80")); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "allowed.test:80"), nil); err != nil {
 		t.Fatal(err)
 	}
 	isReset(t, "a flow that the policy denies meanwhile", first)
 	asks("a flow that it still allows", "allowed.test", http.StatusOK)
-	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443")); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443"), nil); err != nil {
 		t.Fatal(err)
 	}
 	isReset(t, "a flow that a tightened policy denies", web)
@@ -189,7 +189,7 @@ func dieAsDaemon() {
 		}}})
 	}
 	if err == nil {
-		err = e.Register(context.Background(), id(0), addr(0), d.Policy)
+		err = e.Register(context.Background(), id(0), addr(0), d.Policy, nil)
 	}
 	if err != nil {
 		fmt.Println(err)
@@ -259,7 +259,7 @@ func TestKilledDaemon(t *testing.T) {
 		case 4:
 			e = w.lasting(d.Dir)
 		case 6:
-			if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+			if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -271,7 +271,7 @@ func TestKilledDaemon(t *testing.T) {
 	if x := w.onlyProxied(e); x.s != e.lookup(addr(0)) {
 		t.Error("the flow is not its sandbox's")
 	}
-	if err := e.Register(t.Context(), id, addr(0), rules(t, "none")); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "none"), nil); err != nil {
 		t.Fatal(err)
 	}
 	isReset(t, "a flow that is denied now", c)
@@ -310,7 +310,7 @@ func TestOldFlowsEnd(t *testing.T) {
 	}
 	register := func() {
 		t.Helper()
-		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -318,7 +318,7 @@ func TestOldFlowsEnd(t *testing.T) {
 		"registered":     func() { register(); e.Unregister(t.Context(), id) }, //nolint:errcheck // shows in the flow
 		"not registered": func() { e.Unregister(t.Context(), id) },             //nolint:errcheck // likewise
 		"another address": func() {
-			if err := e.Register(t.Context(), id, addr(5), all); err != nil {
+			if err := e.Register(t.Context(), id, addr(5), all, nil); err != nil {
 				t.Error(err)
 			}
 		},
@@ -437,7 +437,7 @@ func TestOldChildLies(t *testing.T) {
 	if x.number != last || e.proxy.last != last {
 		t.Errorf("flow %d, the last is %d; want %d", x.number, e.proxy.last, last)
 	}
-	if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+	if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := said(c); err != nil {
@@ -452,7 +452,7 @@ func TestOldChildLies(t *testing.T) {
 	if err := said(c); err != nil {
 		t.Error(err)
 	}
-	check := heads.Open{Flow: x.number, Kind: heads.Check, Name: "allowed.test"}
+	check := question{Open: heads.Open{Flow: x.number, Kind: heads.Check, Name: "allowed.test"}}
 	if allow, why := e.proxy.checked(x, check, policy.Reason{}); !allow {
 		t.Error(why)
 	}
@@ -586,7 +586,7 @@ func TestFlowsOnAFullFileSystem(t *testing.T) {
 		e := w.openWith(func(cfg *Config) {
 			cfg.FlowDir, cfg.Logger = flows, slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelError}))
 		})
-		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 			t.Fatal(err)
 		}
 		e.lookup(addr(0)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
@@ -618,7 +618,7 @@ func TestFlowsOnAFullFileSystem(t *testing.T) {
 		}
 		inodes = nil
 		e = w.lasting(flows)
-		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := said(last); err == nil {
@@ -667,7 +667,7 @@ func TestLostLeaseOfProxiedFlow(t *testing.T) {
 			}
 		}
 		e = open()
-		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := said(c); err != nil {

@@ -317,7 +317,7 @@ func TestSamePath(t *testing.T) {
 		for j := range 10 {
 			specs = append(specs, fmt.Sprintf("11.0.%d.%d:443", i, j))
 		}
-		if err := e.Register(t.Context(), id(i+1), addr(i+1), rules(t, "rules", specs...)); err != nil {
+		if err := e.Register(t.Context(), id(i+1), addr(i+1), rules(t, "rules", specs...), nil); err != nil {
 			t.Fatal(err)
 		}
 	}

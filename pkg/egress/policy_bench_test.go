@@ -34,7 +34,7 @@ func BenchmarkPolicyApply(b *testing.B) {
 			e := w.open()
 			ctx := context.Background()
 			for i := range c.others {
-				if err := e.Register(ctx, id(i+1), addr(i+1), manyRules(b, 10, 0)); err != nil {
+				if err := e.Register(ctx, id(i+1), addr(i+1), manyRules(b, 10, 0), nil); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -49,8 +49,8 @@ func BenchmarkPolicyApply(b *testing.B) {
 			after.Rules = slices.Concat(manyRules(b, c.rules, 1).Rules, before.Rules)
 			var took []time.Duration
 			for b.Loop() {
-				timed(b, &took, func() error { return e.Register(ctx, guest, addr(0), after) })
-				if err := e.Register(ctx, guest, addr(0), before); err != nil {
+				timed(b, &took, func() error { return e.Register(ctx, guest, addr(0), after, nil) })
+				if err := e.Register(ctx, guest, addr(0), before, nil); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -128,7 +128,7 @@ func BenchmarkPolicyTighten(b *testing.B) {
 	guest := w.sandbox(e, 0, open)
 	var took []time.Duration
 	for b.Loop() {
-		if err := e.Register(ctx, guest, addr(0), open); err != nil {
+		if err := e.Register(ctx, guest, addr(0), open, nil); err != nil {
 			b.Fatal(err)
 		}
 		conns := make([]net.Conn, 0, flows)
@@ -145,7 +145,7 @@ func BenchmarkPolicyTighten(b *testing.B) {
 				}
 			}
 		})
-		timed(b, &took, func() error { return e.Register(ctx, guest, addr(0), closed) })
+		timed(b, &took, func() error { return e.Register(ctx, guest, addr(0), closed, nil) })
 		if n := w.touching(e, addr(0)); n != 0 {
 			b.Fatalf("%d flows are left", n)
 		}

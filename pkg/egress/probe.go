@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 )
 
 // Probe makes all that an Engine needs of this kernel: sets, every chain with every
@@ -62,7 +63,7 @@ func probe(ctx context.Context, i instance.Instance) (map[string]error, error) {
 		return lock{i, i.Gateway().As4()}.install([]string{"lo"})
 	}()
 	found[ProbeQueue] = func() error {
-		if err := (&flowTable{fd: -1}).each(func() {}, func(tracked) {}); err != nil {
+		if err := conntrack.Each(func() {}, func(conntrack.Entry) {}); err != nil {
 			return err
 		}
 		q, err := openQueue(ctx, i.Queue())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
@@ -51,7 +53,8 @@ type proxy struct {
 	log      *slog.Logger
 	listener *net.TCPListener
 	child    keeper
-	where    func(syscall.RawConn) (netip.AddrPort, error) // a connection was to go: originalDst
+	where    func(syscall.RawConn) (netip.AddrPort, error) // a connection was to go: conntrack.OriginalDst
+	own      ownChildren
 	stop     context.CancelFunc
 	done     sync.WaitGroup
 
@@ -89,6 +92,10 @@ type proxied struct {
 	asks   int
 	next   uint32
 	to     map[uint32]*outward
+	// marked are the first mostDecrypted names of which the child has heard that they are to be
+	// decrypted. many: there are more.
+	marked map[string]bool
+	many   bool
 }
 
 // outward is a socket to the destination.
@@ -97,13 +104,20 @@ type outward struct {
 	tuple tupleOfTCP
 	kind  heads.Kind
 	name  string
-	slot  int // like that of proxied
+	slot  int  // like that of proxied
+	dial  bool // for what the child has decrypted
+}
+
+// A question is what a child asks of a flow.
+type question struct {
+	heads.Open
+	dial bool // by KindDial: for what it has decrypted, and judged
 }
 
 func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
 	p := &proxy{
-		e: e, log: e.log, where: originalDst, flows: map[uint64]*proxied{}, of: map[*sandbox]int{}, outs: map[*sandbox]int{},
-		hands: map[*child.Conn]*hand{}, aside: map[*sandbox]bool{},
+		e: e, log: e.log, where: conntrack.OriginalDst, flows: map[uint64]*proxied{}, of: map[*sandbox]int{}, outs: map[*sandbox]int{},
+		own: ownChildren{most: e.cfg.MaxInspecting, all: map[*ownChild]bool{}}, hands: map[*child.Conn]*hand{}, aside: map[*sandbox]bool{},
 	}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -164,6 +178,9 @@ func (p *proxy) close() error {
 	}
 	err := p.listener.Close()
 	p.leave()
+	for _, k := range p.own.end() {
+		k.close()
+	}
 	if p.child != nil {
 		err = errors.Join(err, p.child.Close())
 	}
@@ -174,17 +191,21 @@ func (p *proxy) close() error {
 }
 
 // take hands a connection to the child.
-func (p *proxy) take(ctx context.Context, c *net.TCPConn) {
+func (p *proxy) take(run context.Context, c *net.TCPConn) {
 	defer c.Close() // the copies are left
-	x, err := p.admit(ctx, c)
+	x, err := p.admit(run, c)
 	if err != nil {
 		p.log.Debug("a connection for the proxy", "from", c.RemoteAddr(), "err", err)
 		reset(c)
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, proxyStart)
+	limit := proxyStart
+	if x.s.own.Load() != nil {
+		limit = ownStart
+	}
+	ctx, cancel := context.WithTimeout(run, limit)
 	defer cancel()
-	line, err := p.child.Conn(ctx)
+	line, err := x.s.line(ctx, p.child)
 	if err == nil {
 		err = p.entrust(x, line)
 	}
@@ -196,12 +217,24 @@ func (p *proxy) take(ctx context.Context, c *net.TCPConn) {
 	}
 	if err != nil {
 		p.log.Debug("hand a connection to the child", "sandbox", x.s.id, "err", err)
+		if own := x.s.own.Load(); own != nil && run.Err() == nil && !errors.Is(err, errGone) {
+			own.tell(InspectEvent{Kind: InspectNoChild, Text: "its connections by name are reset: " + err.Error()})
+		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.flows[x.number] == x {
 			p.end(x, true)
 		}
 	}
+}
+
+// line is the line to the child that gets the flows of a sandbox, which may be the one that
+// all share.
+func (s *sandbox) line(ctx context.Context, shared keeper) (*child.Conn, error) {
+	if own := s.own.Load(); own != nil {
+		return own.conn(ctx)
+	}
+	return shared.Conn(ctx)
 }
 
 // admit finds out whose connection c is, and where it was to go, and counts it.
@@ -331,99 +364,32 @@ func (p *proxy) forget() {
 	for some := range slices.Chunk(old, 256) {
 		var requests []byte
 		for _, t := range some {
-			requests = appendForget(requests, unix.IPPROTO_TCP, plain(t.local), plain(t.remote))
+			requests = conntrack.AppendForget(requests, unix.IPPROTO_TCP, plain(t.local), plain(t.remote))
 		}
-		if err := p.e.table.send(requests); err != nil {
+		if err := p.e.table.Send(requests); err != nil {
 			p.log.Debug("cannot delete the conntrack entries of proxied connections", "err", err)
 		}
 	}
 }
 
-// cut resets a flow on both sides. The child sees the ends.
-//
-// Preconditions: p.mu is held.
-func (p *proxy) cut(x *proxied) {
-	x.guest.Reset()
-	for _, o := range x.to {
-		o.Reset()
-	}
-}
-
-// drop resets all flows of a child that has died.
-func (p *proxy) drop(line *child.Conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, x := range p.flows {
-		if x.line == line {
-			p.end(x, true)
-		}
-	}
-	p.hands[line].end(p.e.cfg.FlowDir)
-	delete(p.hands, line)
-}
-
-// closeAll ends all flows of a sandbox, and what they dial.
-//
-// Preconditions: lookup does not find s any more, so none is added.
-func (p *proxy) closeAll(s *sandbox) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.of[s] == 0 {
-		return
-	}
-	for _, x := range p.flows {
-		if x.s == s {
-			p.end(x, true)
-		}
-	}
-}
-
-// closeForbidden resets the flows that the policy of s denies now, and those that are about
-// to be opened are judged by it. For leases that are lost see that of Engine; spared are the
-// sockets that go on for want of them.
-func (p *proxy) closeForbidden(s *sandbox, lost bool) (spared int) {
-	now, pol := time.Now(), s.policy.Load()
-	p.closeIf(s, func(o *outward, f policy.Flow) bool {
-		if o.name == "" {
-			allow, _ := pol.DecideLeased(f, s.leases.Of(f.Dst, now, true))
-			if allow || !lost || !pol.SomeName(f) {
-				return !allow
-			}
-			spared++
-			return false
-		}
-		allow, _ := pol.DecideName(f, o.name)
-		return !allow
-	})
-	return spared
-}
-
-func (p *proxy) closeIf(s *sandbox, which func(*outward, policy.Flow) bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.of[s] == 0 {
-		return
-	}
-	for _, x := range p.flows {
-		if x.s != s {
-			continue
-		}
-		for _, o := range x.to {
-			if which(o, x.flow) {
-				p.cut(x)
-				break
-			}
-		}
-	}
-}
-
-// handle takes what the child says. A child that says what it must not is ended.
+// handle takes what a child that all sandboxes share says. One that says what it must not is
+// ended.
 func (p *proxy) handle(line *child.Conn, m child.Message) {
+	if m.Kind != heads.KindDial && p.said(line, m) {
+		return
+	}
+	p.log.Error("the child that reads TLS and HTTP sent what it must not; sandboxd ends it", "kind", m.Kind)
+	line.Close()
+}
+
+// said takes what a child says of its flows. False: it must not say that.
+func (p *proxy) said(line *child.Conn, m child.Message) bool {
 	switch m.Kind {
-	case heads.KindOpen:
+	case heads.KindOpen, heads.KindDial:
 		o, err := heads.ParseOpen(m.Body)
-		if err != nil {
-			break
+		q := question{o, m.Kind == heads.KindDial}
+		if err != nil || q.dial && (o.Name == "" || o.Kind != heads.TLS && o.Kind != heads.HTTP) {
+			return false
 		}
 		p.mu.Lock()
 		x := p.flows[o.Flow]
@@ -435,14 +401,14 @@ func (p *proxy) handle(line *child.Conn, m child.Message) {
 		if !ok {
 			gone := heads.Opened{Result: heads.Failed, Text: errGone.Error()}
 			line.Answer(m, gone.Append(nil), nil) //nolint:errcheck // nobody waits for it
-			return
+			return true
 		}
-		p.done.Go(func() { p.open(line, m, x, o) })
-		return
+		p.done.Go(func() { p.open(line, m, x, q) })
+		return true
 	case heads.KindClosed:
 		c, err := heads.ParseClosed(m.Body)
 		if err != nil {
-			break
+			return false
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -453,17 +419,16 @@ func (p *proxy) handle(line *child.Conn, m child.Message) {
 				p.end(x, false)
 			}
 		}
-		return
+		return true
 	}
-	p.log.Error("the child that reads TLS and HTTP sent what it must not; sandboxd ends it", "kind", m.Kind)
-	line.Close()
+	return false
 }
 
 // open answers a question of the child.
-func (p *proxy) open(line *child.Conn, m child.Message, x *proxied, o heads.Open) {
+func (p *proxy) open(line *child.Conn, m child.Message, x *proxied, q question) {
 	ctx, cancel := context.WithTimeout(x.ctx, dialLimit)
 	defer cancel()
-	a, c := p.opened(ctx, x, o)
+	a, c := p.opened(ctx, x, q)
 	if err := line.Answer(m, a.Append(nil), c); err != nil {
 		p.log.Debug("answer the child", "err", err)
 	}
@@ -473,4 +438,57 @@ func (p *proxy) open(line *child.Conn, m child.Message, x *proxied, o heads.Open
 	p.mu.Lock()
 	x.asks--
 	p.mu.Unlock()
+}
+
+// ownChildren are those that run, or start.
+type ownChildren struct {
+	most int
+
+	mu    sync.Mutex
+	all   map[*ownChild]bool
+	ended bool
+}
+
+// enter counts a child that starts. If there are as many as may be, one that is idle is to rest
+// for it: it is counted no more, and starts again with its next flow.
+func (o *ownChildren) enter(k *ownChild, idle func(*ownChild) bool) (rests *ownChild, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended {
+		return nil, errGone
+	}
+	if len(o.all) >= o.most {
+		for other := range o.all {
+			if idle(other) {
+				rests = other
+				break
+			}
+		}
+		if rests == nil {
+			return nil, fmt.Errorf("%d sandboxes have connections to inspected hosts, which is the limit of this host", len(o.all))
+		}
+		delete(o.all, rests)
+	}
+	o.all[k] = true
+	return rests, nil
+}
+
+func (o *ownChildren) has(k *ownChild) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all[k]
+}
+
+func (o *ownChildren) leave(k *ownChild) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.all, k)
+}
+
+// end returns those that are left. No other starts.
+func (o *ownChildren) end() []*ownChild {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.ended = true
+	return slices.Collect(maps.Keys(o.all))
 }

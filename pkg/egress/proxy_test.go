@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -265,7 +266,7 @@ func TestPolicyClosesProxied(t *testing.T) {
 	e.lookup(addr(0)).leases.Add("second.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
 	register := func(specs ...string) {
 		t.Helper()
-		if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", specs...)); err != nil {
+		if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", specs...), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -349,13 +350,13 @@ func (w *world) dials(e *Engine, i int, id string) net.Conn {
 // tracks is how many connections of the host to an address conntrack knows.
 func (w *world) tracks(to string) (n int) {
 	w.t.Helper()
-	table, err := openFlowTable()
+	table, err := conntrack.Open()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	defer table.close() //nolint:errcheck // nothing is written
+	defer table.Close() //nolint:errcheck // nothing is written
 	at := netip.MustParseAddr(to)
-	err = table.eachOf(netip.MustParseAddr("198.51.100.1"), func() { n = 0 }, func(t tracked) {
+	err = conntrack.EachOf(netip.MustParseAddr("198.51.100.1"), func() { n = 0 }, func(t conntrack.Entry) {
 		if t.Dst == at {
 			n++
 		}
@@ -419,7 +420,7 @@ func TestProxyEndsIdle(t *testing.T) {
 	w.sites()
 	e := w.open()
 	e.proxy.where = func(raw syscall.RawConn) (netip.AddrPort, error) {
-		dst, err := originalDst(raw)
+		dst, err := conntrack.OriginalDst(raw)
 		if dst.Port() == 9999 { // as Unregister does it before it ends the connections
 			e.mu.Lock()
 			delete(e.byAddr, addr(0))
@@ -441,7 +442,7 @@ func TestProxyEndsIdle(t *testing.T) {
 	}
 	p, x := e.proxy, w.onlyProxied(e)
 	to := netip.AddrPortFrom(x.flow.Dst, x.flow.Port)
-	open := heads.Open{Flow: x.number, Kind: heads.HTTP, Name: "allowed.test"}
+	open := question{Open: heads.Open{Flow: x.number, Kind: heads.HTTP, Name: "allowed.test"}}
 	if err := p.mayDial(x, to, to.String()); err != nil {
 		t.Error(err)
 	}
@@ -510,7 +511,7 @@ func TestProxyChildLies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check := heads.Open{Flow: x.number, Kind: heads.Check, Name: "allowed.test"}
+	check := question{Open: heads.Open{Flow: x.number, Kind: heads.Check, Name: "allowed.test"}}
 	x.s.policy.Store(none)
 	if allow, _ := e.proxy.checked(x, check, policy.Reason{}); allow {
 		t.Error("a name that the policy of the moment denies was taken")

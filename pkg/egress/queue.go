@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/nla"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
@@ -87,15 +88,10 @@ func bindQueue(num uint16) (*queue, error) {
 	binary.NativeEndian.PutUint16(q.out[6:], unix.NLM_F_REQUEST)
 	q.out[16] = unix.AF_UNSPEC
 	binary.BigEndian.PutUint16(q.out[18:], num)
-	putAttr(q.out[20:], nfqaVerdictHdr, 8)
+	nla.Put(q.out[20:], nfqaVerdictHdr, 8)
 	binary.BigEndian.PutUint32(q.out[24:], nfAccept)
-	putAttr(q.out[32:], nfqaMark, 4)
+	nla.Put(q.out[32:], nfqaMark, 4)
 	return q, nil
-}
-
-func putAttr(b []byte, typ uint16, n int) {
-	binary.NativeEndian.PutUint16(b, uint16(4+n))
-	binary.NativeEndian.PutUint16(b[2:], typ)
 }
 
 // configure binds the queue, and makes the socket non-blocking.
@@ -122,9 +118,9 @@ func configure(fd int, num uint16) error {
 		{"length", nfqaCfgMaxLen, binary.BigEndian.AppendUint32(nil, queueLen)},
 		{"flags", nfqaCfgFlags, binary.BigEndian.AppendUint32(nil, nfqFlagGSO)},
 	} {
-		attrs := appendAttr(nil, c.typ, c.data)
+		attrs := nla.Append(nil, c.typ, c.data)
 		if c.typ == nfqaCfgFlags {
-			attrs = appendAttr(attrs, nfqaCfgMask, c.data)
+			attrs = nla.Append(attrs, nfqaCfgMask, c.data)
 		}
 		err := configRequest(fd, num, attrs)
 		if errors.Is(err, unix.EINVAL) && c.typ == nfqaCfgCmd {
@@ -136,17 +132,6 @@ func configure(fd int, num uint16) error {
 		}
 	}
 	return unix.SetNonblock(fd, true)
-}
-
-func appendAttr(b []byte, typ uint16, data []byte) []byte {
-	at := len(b)
-	b = append(b, 0, 0, 0, 0)
-	putAttr(b[at:], typ, len(data))
-	b = append(b, data...)
-	for len(b)%4 != 0 {
-		b = append(b, 0)
-	}
-	return b
 }
 
 // configRequest sends one configuration message and waits for its answer. The socket
@@ -231,7 +216,7 @@ func nextPacket(msgs []byte) (p queued, rest []byte, ok bool) {
 
 func parseQueued(attrs []byte) (p queued, ok bool) {
 	for {
-		typ, data, rest, more := nextAttr(attrs)
+		typ, data, rest, more := nla.Next(attrs)
 		if !more {
 			return p, ok && len(attrs) < 4
 		}
@@ -249,30 +234,6 @@ func parseQueued(attrs []byte) (p queued, ok bool) {
 			p.payload = data
 		}
 		attrs = rest
-	}
-}
-
-// nextAttr takes the first netlink attribute off b. ok is false at the end, and where b
-// is no attribute.
-func nextAttr(b []byte) (typ uint16, data, rest []byte, ok bool) {
-	if len(b) < 4 {
-		return 0, nil, nil, false
-	}
-	size := int(binary.NativeEndian.Uint16(b))
-	if size < 4 || size > len(b) {
-		return 0, nil, nil, false
-	}
-	return binary.NativeEndian.Uint16(b[2:]) & 0x3fff, b[4:size], b[min((size+3)&^3, len(b)):], true
-}
-
-// attrIn returns the attribute typ of those in b, or nil.
-func attrIn(b []byte, typ uint16) []byte {
-	for {
-		t, data, rest, ok := nextAttr(b)
-		if !ok || t == typ {
-			return data
-		}
-		b = rest
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/names"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
@@ -400,7 +401,7 @@ func (r *resolver) release(s *dnsSocket) {
 		})
 	}
 	s.f.Close()
-	if err := r.e.table.send(appendForget(nil, policy.Proto(s.network), plain(s.local), plain(s.to))); err != nil {
+	if err := r.e.table.Send(conntrack.AppendForget(nil, policy.Proto(s.network), plain(s.local), plain(s.to))); err != nil {
 		r.log.Debug("cannot delete the conntrack entry of a dns query", "err", err)
 	}
 }

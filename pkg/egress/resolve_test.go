@@ -16,6 +16,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/names"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
@@ -28,9 +29,9 @@ import (
 func near(t testing.TB, h dns.HandlerFunc) (e *Engine, upstream netip.AddrPort) {
 	t.Helper()
 	e = fuzzEngine(t)
-	e.denials = newDenials(func(Denial) {})
+	e.denials = newDenials(func(Denial) {}, nil)
 	var err error
-	if e.table, err = openFlowTable(); err != nil {
+	if e.table, err = conntrack.Open(); err != nil {
 		t.Fatal(err)
 	}
 	pc, err := net.ListenPacket("udp4", "127.0.0.1:0")
@@ -75,7 +76,7 @@ func near(t testing.TB, h dns.HandlerFunc) (e *Engine, upstream netip.AddrPort) 
 		ours.Close()
 		done.Wait()
 		r.close()       //nolint:errcheck // it has none
-		e.table.close() //nolint:errcheck // likewise
+		e.table.Close() //nolint:errcheck // likewise
 		pc.Close()
 	})
 	e.admitted(t, "named", "127.0.0.5", rules(t, "rules", "one.test", "*.wild.test", "rebind.test", "text.test:443", "!bad.wild.test"))

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/dump"
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
@@ -79,6 +80,19 @@ func (e *Engine) sources() ([]source, error) {
 	return out, nil
 }
 
+// ListRegistered lists the IDs of sandboxes that may send.
+func (e *Engine) ListRegistered(context.Context) ([]string, error) {
+	sources, err := e.sources()
+	if err != nil {
+		return nil, fmt.Errorf("list registered sandboxes: %w", err)
+	}
+	ids := make([]string, 0, len(sources))
+	for _, s := range sources {
+		ids = append(ids, s.id)
+	}
+	return ids, nil
+}
+
 // mendSources puts back the entries of registered sandboxes that somebody took out of
 // the set. The kernel sends no event for changes of sets. A sandbox whose entry is
 // missing is cut off, not open.
@@ -126,7 +140,7 @@ func (e *Engine) mendSources() error {
 type flusher struct {
 	log     *slog.Logger
 	handle  *netlink.Handle
-	table   *flowTable
+	table   *conntrack.Table
 	lists   bool // this kernel compares no addresses; only flush uses it
 	wake    chan struct{}
 	mu      sync.Mutex
@@ -139,7 +153,7 @@ type leaving struct {
 	done  chan struct{}
 }
 
-func newFlusher(log *slog.Logger, table *flowTable) (*flusher, error) {
+func newFlusher(log *slog.Logger, table *conntrack.Table) (*flusher, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, err
@@ -161,6 +175,17 @@ func (f *flusher) forget(id string, addrs []netip.Addr) {
 	select {
 	case f.wake <- struct{}{}:
 	default:
+	}
+}
+
+// Gone waits until all conntrack entries of id are deleted, or ctx ends. Until then its
+// address must not be reused: the next owner would get the replies.
+func (e *Engine) Gone(ctx context.Context, id string) error {
+	select {
+	case <-e.flows.gone(id):
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait until the flows of %s are closed: %w", id, ctx.Err())
 	}
 }
 
@@ -235,9 +260,9 @@ func (f *flusher) deleteOf(addrs from) error {
 	if len(addrs) <= fewAddrs && !f.lists {
 		var requests []byte
 		for a := range addrs {
-			requests = appendForgetAll(requests, a)
+			requests = conntrack.AppendForgetAll(requests, a)
 		}
-		err := f.table.send(requests)
+		err := f.table.Send(requests)
 		if !errors.Is(err, unix.EINVAL) {
 			return err
 		}

@@ -326,7 +326,7 @@ func (w *world) sandbox(e *Engine, i int, n record.Network) string {
 	w.t.Helper()
 	id := w.guest(i)
 	for range 2 {
-		if err := e.Register(w.t.Context(), id, addr(i), n); err != nil {
+		if err := e.Register(w.t.Context(), id, addr(i), n, nil); err != nil {
 			w.t.Fatal(err)
 		}
 	}

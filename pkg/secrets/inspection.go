@@ -17,7 +17,7 @@ import (
 type Inspection struct {
 	// Vault is vault.Encode, with values; nil: there is none.
 	Vault []byte
-	// Marks reports whether a binding is for a host.
+	// Marks reports whether a binding is for a host; nil: there is no binding.
 	Marks func(scheme, host string) bool
 	// Leaf signs a certificate for a name (authority.Authority.Leaf). It reads the authority of
 	// the moment: it may be called when the sandbox has one, and no earlier.
@@ -40,8 +40,7 @@ func (k *Keeper) Inspection(ctx context.Context, r *record.Record) (*Inspection,
 	}
 	id := r.ID
 	i := &Inspection{
-		Mask:  k.c.Mask,
-		Marks: func(string, string) bool { return false },
+		Mask: k.c.Mask,
 		Leaf: func(name string) (cert, key []byte, err error) {
 			a, err := k.authority(context.Background(), id)
 			if err != nil {
@@ -60,10 +59,12 @@ func (k *Keeper) Inspection(ctx context.Context, r *record.Record) (*Inspection,
 	}
 	bindings := v.Bindings() // they have no values
 	i.Vault = v.Encode()
-	i.Marks = func(scheme, host string) bool {
-		return slices.ContainsFunc(bindings, func(b *vault.Binding) bool {
-			return slices.Contains(b.Match.Schemes, scheme) && b.MatchesHost(host)
-		})
+	if len(bindings) > 0 {
+		i.Marks = func(scheme, host string) bool {
+			return slices.ContainsFunc(bindings, func(b *vault.Binding) bool {
+				return slices.Contains(b.Match.Schemes, scheme) && b.MatchesHost(host)
+			})
+		}
 	}
 	i.Value = k.values(id, v.Credentials())
 	return i, nil

@@ -123,7 +123,7 @@ func TestInspection(t *testing.T) {
 	w, ctx := newWorld(t), t.Context()
 	w.open(func(c *Config) { c.Mask = true })
 	i, err := w.Inspection(ctx, w.box)
-	if err != nil || i.Vault != nil || i.Marks("https", "api.example.com") || !i.Mask {
+	if err != nil || i.Vault != nil || i.Marks != nil || !i.Mask {
 		t.Errorf("without a vault: %+v, %v", i, err)
 	}
 	if _, err := i.Value(ctx, "token"); err == nil {

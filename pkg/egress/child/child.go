@@ -25,6 +25,9 @@ type Config struct {
 	Memory int64      // the limit of its data, in bytes
 	Max    int        // the longest body that it may send
 	Logger *slog.Logger
+	// Place, if not nil, puts each child where its processor time and memory are bounded, such
+	// as a cgroup, before anything is sent to it. After an error that child ends.
+	Place func(pid int) error
 	// Handle is called with what a child tells or asks, as Run does it.
 	Handle func(c *Conn, m Message)
 	// Begin, if not nil, is called with each child before any of its messages is handled,
@@ -96,7 +99,7 @@ func (s *Supervisor) Conn(ctx context.Context) (*Conn, error) {
 		s.mu.Lock()
 		c, change, fault := s.conn, s.change, s.fault
 		s.mu.Unlock()
-		if c != nil {
+		if c != nil && !c.isClosed() { // that one is about to be replaced
 			return c, nil
 		}
 		select {
@@ -190,6 +193,12 @@ func (s *Supervisor) startAs(ctx context.Context, o *Outlive) (n newborn, err er
 	}
 	if err != nil {
 		return n, cmp.Or(s.end(n), err)
+	}
+	if s.cfg.Place != nil {
+		if err := s.cfg.Place(n.p.Pid()); err != nil {
+			s.end(n) //nolint:errcheck // it was killed
+			return n, fmt.Errorf("put it into its place: %w", err)
+		}
 	}
 	if o != nil {
 		n.home.Pid = n.p.Pid()

@@ -54,10 +54,10 @@ type rule struct {
 }
 
 // same reports whether two rules are equal.
-func (r rule) same(o rule) bool {
-	equal := r.when.equal(o.when)
-	r.when, o.when = nil, nil
-	return equal && r == o
+func (r *rule) same(o *rule) bool {
+	a, b := *r, *o
+	a.when, b.when = nil, nil
+	return a == b && r.when.equal(o.when)
 }
 
 // unseen reports whether a rule by name decides where nobody sees the requests: one that is
@@ -434,10 +434,20 @@ func (p *Policy) Fixed(f Flow, name string) bool {
 // Loosens reports whether p certainly allows all that old allows: it is old with more rules
 // that allow, or with fewer that deny. False says nothing.
 func (p *Policy) Loosens(old *Policy) bool {
+	return p.loosens(old, func(*rule) bool { return true })
+}
+
+// LoosensFor is Loosens for what is sent to the server name.
+func (p *Policy) LoosensFor(old *Policy, name string) bool {
+	return p.loosens(old, func(r *rule) bool { return r.name == "" || nameMatches(r.name, name) })
+}
+
+// loosens is Loosens by some of the rules.
+func (p *Policy) loosens(old *Policy, about func(*rule) bool) bool {
 	if p.mode != old.mode && !(p.mode == record.NetworkOpen && old.mode == record.NetworkRules) {
 		return false
 	}
-	mine, theirs := p.rules, old.rules
+	mine, theirs := those(p.rules, about), those(old.rules, about)
 	for len(theirs) > 0 {
 		switch {
 		case len(mine) > 0 && mine[0].same(theirs[0]):
@@ -456,6 +466,16 @@ func (p *Policy) Loosens(old *Policy) bool {
 		}
 	}
 	return true
+}
+
+// those are the rules that are about something.
+func those(rules []rule, about func(*rule) bool) (some []*rule) {
+	for i := range rules {
+		if about(&rules[i]) {
+			some = append(some, &rules[i])
+		}
+	}
+	return some
 }
 
 // Open reports whether what no rule matches is allowed.

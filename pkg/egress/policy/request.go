@@ -138,6 +138,19 @@ func (p *Policy) Covers(f Flow, host string) bool {
 	return allow
 }
 
+// DecideSome answers for a connection to the server name, of which each request is judged by
+// DecideRequest: it may be opened if a rule allows some request, or all. The caller makes sure
+// that the name is one of f.Dst, which an empty one is not.
+func (p *Policy) DecideSome(f Flow, name string) (allow bool, why Reason) {
+	if name == "" {
+		return p.DecideName(f, name)
+	}
+	opens := opensByName(f)
+	return p.first(f, func(r *rule) bool {
+		return nameMatches(r.name, name) && (r.allow && opens || !r.allow && r.when == nil)
+	})
+}
+
 // Permits lists up to most rules that allow requests to name, for the answer to one that is
 // denied.
 func (p *Policy) Permits(f Flow, name string, most int) (texts []string) {

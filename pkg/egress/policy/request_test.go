@@ -96,6 +96,9 @@ func TestRequestsByTheBook(t *testing.T) {
 						}
 					}
 				}
+				if some, _ := p.DecideSome(f, name); verdicts[true] && !some || p.says(f) && !inspects && some != unseen {
+					t.Fatalf("%v: %v to %s: some requests may pass: %v; %v do, and unseen %v", n, f, name, some, verdicts, unseen)
+				}
 				switch {
 				case !p.says(f):
 					if inspects {
@@ -124,6 +127,55 @@ func TestRequestsByTheBook(t *testing.T) {
 	}
 	if inspected < 60 || not < 2000 {
 		t.Errorf("the random policies inspect %d times, and %d times not", inspected, not)
+	}
+}
+
+// TestLoosensFor: if a policy is looser for a name, it allows each request to it that was
+// allowed, whatever it says of other names; and it finds such cases that Loosens does not.
+func TestLoosensFor(t *testing.T) {
+	r := space{rand.New(rand.NewPCG(9, 10))}
+	found, only := 0, 0
+	for range 3000 {
+		old := r.network(true)
+		for i := range old.Rules {
+			if rule := &old.Rules[i]; rule.Name != "" && (rule.Proto == "" || rule.Proto == "tcp") && r.IntN(2) == 0 {
+				rule.Requests = r.requests()
+			}
+		}
+		n := record.Network{Mode: old.Mode, Rules: slices.Clone(old.Rules)}
+		if at := r.IntN(len(n.Rules) + 1); r.IntN(2) == 0 && at < len(n.Rules) {
+			n.Rules = slices.Delete(n.Rules, at, at+1)
+		} else {
+			n.Rules = slices.Insert(n.Rules, at, r.rule(true))
+		}
+		was, err := Compile(Host{}, old)
+		p, err2 := Compile(Host{}, n)
+		if err != nil || err2 != nil {
+			t.Fatal(err, err2)
+		}
+		f := r.flow()
+		f.Proto, f.Port = unix.IPPROTO_TCP, []uint16{80, 443, 444}[r.IntN(3)]
+		for _, name := range someNames {
+			if !p.LoosensFor(was, name) {
+				continue
+			}
+			found++
+			if !p.Loosens(was) {
+				only++
+			}
+			for _, method := range someMethods {
+				for _, path := range somePaths {
+					q := Request{method, path}
+					before, _ := was.DecideRequest(f, name, q)
+					if now, _ := p.DecideRequest(f, name, q); before && !now {
+						t.Fatalf("%v is called looser for %s than %v, and it denies %v to %v", n, name, old, q, f)
+					}
+				}
+			}
+		}
+	}
+	if found < 3000 || only < 300 {
+		t.Errorf("%d of the changes are called looser for a name, %d of them for that name only", found, only)
 	}
 }
 

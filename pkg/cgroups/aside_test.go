@@ -9,6 +9,39 @@ import (
 	"testing"
 )
 
+// testInspecting: what decrypts for sandboxes has a limit of memory, together.
+func testInspecting(t *testing.T, e *env) {
+	o := e.Inspecting(64 << 20)
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for range 2 {
+		if err := o.Add(cmd.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := e.layout.of["memory"]
+	file := "memory.limit_in_bytes"
+	if h.v2 {
+		file = "memory.max"
+	}
+	if path := e.rootDir(h) + "/" + inspecting + "/" + file; !reads(path, fmt.Sprint(64<<20)) {
+		text, err := readFile(path)
+		t.Errorf("%s is %q, %v", path, text, err)
+	}
+	if list, err := o.Processes(); err != nil || !slices.Equal(list, []int{cmd.Process.Pid}) {
+		t.Errorf("%v, %v", list, err)
+	}
+	if ids, err := e.List(t.Context()); err != nil || len(ids) != 0 {
+		t.Errorf("it counts as sandboxes %v, %v", ids, err)
+	}
+	e.must(o.Remove(t.Context()))
+	<-ended
+}
+
 // testOutliving: a process that outlives the daemon leaves the daemon's cgroups, is no
 // sandbox, and ends when its cgroup is removed.
 func testOutliving(t *testing.T, e *env) {

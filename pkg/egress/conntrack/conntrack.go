@@ -1,4 +1,14 @@
-package egress
+// Package conntrack lists and changes the kernel's table of flows, which is that of the whole
+// network namespace: an entry for each flow that the firewall has seen, with its address before
+// and after DNAT.
+//
+//	Each, EachOf ◀── entries ──── kernel (ctnetlink)
+//	Append… ──▶ requests ── Table.Send ──▶ kernel: forget a flow, now or soon
+//	a connection that DNAT brought here ── OriginalDst ──▶ where it was to go
+//
+// The surprise: an entry that is deleted does not end a connection. Its next packet is the first
+// of a flow again, and is decided anew.
+package conntrack
 
 import (
 	"encoding/binary"
@@ -13,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/dump"
+	"github.com/sandboxd/sandboxd/pkg/egress/nla"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
@@ -33,38 +44,38 @@ const (
 	tcpTimeWait, tcpClose = 7, 8
 )
 
-// tracked is a flow as conntrack keeps it.
-type tracked struct {
+// An Entry is a flow as conntrack keeps it. It is valid until the function that gets it returns.
+type Entry struct {
 	policy.Flow        // as its first packet had it
-	closed      bool   // both sides have closed it, or one has reset it; only TCP has an end
-	left        uint32 // seconds until the kernel forgets it, if no packet comes
-	tuple       []byte // the attribute CTA_TUPLE_ORIG as the kernel wrote it
-	// replier is who answers: another than Dst if the flow is redirected.
-	replier netip.Addr
+	Closed      bool   // both sides have closed it, or one has reset it; only TCP has an end
+	Left        uint32 // seconds until the kernel forgets it, if no packet comes
+	Tuple       []byte // the attribute CTA_TUPLE_ORIG as the kernel wrote it
+	// Replier is who answers: another than Dst if the flow is redirected.
+	Replier netip.Addr
 }
 
-// parseTracked reads an entry that the kernel lists. ok is false if it is not IPv4.
-func parseTracked(msg []byte) (t tracked, ok bool) {
+// parse reads an entry that the kernel lists. ok is false if it is not IPv4.
+func parse(msg []byte) (t Entry, ok bool) {
 	for attrs := msg[min(nl.SizeofNfgenmsg, len(msg)):]; ; {
-		typ, data, rest, more := nextAttr(attrs)
+		typ, data, rest, more := nla.Next(attrs)
 		if !more {
 			return t, ok
 		}
 		switch typ {
 		case ctaTupleOrig:
-			t.tuple = data
+			t.Tuple = data
 			t.Flow, ok = parseTuple(data)
 		case ctaTupleReply:
-			if src := attrIn(attrIn(data, ctaTupleIP), ctaIPSrc); len(src) == 4 {
-				t.replier = netip.AddrFrom4([4]byte(src))
+			if src := nla.In(nla.In(data, ctaTupleIP), ctaIPSrc); len(src) == 4 {
+				t.Replier = netip.AddrFrom4([4]byte(src))
 			}
 		case ctaTimeout:
 			if len(data) == 4 {
-				t.left = binary.BigEndian.Uint32(data)
+				t.Left = binary.BigEndian.Uint32(data)
 			}
 		case ctaProtoinfo:
-			if state := attrIn(attrIn(data, ctaProtoinfoTCP), ctaTCPState); len(state) == 1 {
-				t.closed = state[0] == tcpTimeWait || state[0] == tcpClose
+			if state := nla.In(nla.In(data, ctaProtoinfoTCP), ctaTCPState); len(state) == 1 {
+				t.Closed = state[0] == tcpTimeWait || state[0] == tcpClose
 			}
 		}
 		attrs = rest
@@ -72,26 +83,27 @@ func parseTracked(msg []byte) (t tracked, ok bool) {
 }
 
 func parseTuple(tuple []byte) (f policy.Flow, ok bool) {
-	ip, proto := attrIn(tuple, ctaTupleIP), attrIn(tuple, ctaTupleProto)
-	src, dst, num := attrIn(ip, ctaIPSrc), attrIn(ip, ctaIPDst), attrIn(proto, ctaProtoNum)
+	ip, proto := nla.In(tuple, ctaTupleIP), nla.In(tuple, ctaTupleProto)
+	src, dst, num := nla.In(ip, ctaIPSrc), nla.In(ip, ctaIPDst), nla.In(proto, ctaProtoNum)
 	if len(src) != 4 || len(dst) != 4 || len(num) != 1 {
 		return f, false
 	}
 	f.Src, f.Dst, f.Proto = netip.AddrFrom4([4]byte(src)), netip.AddrFrom4([4]byte(dst)), num[0]
-	if port := attrIn(proto, ctaDstPort); len(port) == 2 {
+	if port := nla.In(proto, ctaDstPort); len(port) == 2 {
 		f.Port = binary.BigEndian.Uint16(port)
 	}
 	return f, true
 }
 
-// flowTable lists and changes the table of flows of this network namespace.
-type flowTable struct {
+// A Table changes the table of this network namespace.
+type Table struct {
 	mu  sync.Mutex // guards fd: one batch at a time
 	fd  int
 	buf []byte
 }
 
-func openFlowTable() (*flowTable, error) {
+// Open opens it.
+func Open() (*Table, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open a netfilter netlink socket: %w", err)
@@ -100,10 +112,11 @@ func openFlowTable() (*flowTable, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("bind a netfilter netlink socket: %w", err)
 	}
-	return &flowTable{fd: fd, buf: make([]byte, 16<<10)}, nil
+	return &Table{fd: fd, buf: make([]byte, 16<<10)}, nil
 }
 
-func (t *flowTable) close() error {
+// Close closes it. It may be called twice.
+func (t *Table) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.fd < 0 {
@@ -114,21 +127,21 @@ func (t *flowTable) close() error {
 	return err
 }
 
-// each calls f for every IPv4 flow of the table. The kernel lists no flow that is out of
+// Each calls f for every IPv4 flow of the table. The kernel lists no flow that is out of
 // time, and removes those that it meets: it would do that by itself only every minute.
 // begin is called before each attempt: a listing that was interrupted starts again.
-func (t *flowTable) each(begin func(), f func(tracked)) error {
-	return t.list(nil, begin, f)
+func Each(begin func(), f func(Entry)) error {
+	return list(nil, begin, f)
 }
 
-// eachOf is each for the flows that src opened. The kernel compares the addresses; before
+// EachOf is Each for the flows that src opened. The kernel compares the addresses; before
 // Linux 5.8 it lists all, and they are compared here.
-func (t *flowTable) eachOf(src netip.Addr, begin func(), f func(tracked)) error {
-	ip := appendAttr(nil, ctaTupleIP|unix.NLA_F_NESTED, appendAttr(nil, ctaIPSrc, src.AsSlice()))
-	parts := appendAttr(nil, ctaFilterOrig, binary.NativeEndian.AppendUint32(nil, ctaFilterSrc))
-	attrs := appendAttr(nil, ctaTupleOrig|unix.NLA_F_NESTED, ip)
-	attrs = appendAttr(attrs, ctaFilter|unix.NLA_F_NESTED, parts)
-	return t.list(attrs, begin, func(t tracked) {
+func EachOf(src netip.Addr, begin func(), f func(Entry)) error {
+	ip := nla.Append(nil, ctaTupleIP|unix.NLA_F_NESTED, nla.Append(nil, ctaIPSrc, src.AsSlice()))
+	parts := nla.Append(nil, ctaFilterOrig, binary.NativeEndian.AppendUint32(nil, ctaFilterSrc))
+	attrs := nla.Append(nil, ctaTupleOrig|unix.NLA_F_NESTED, ip)
+	attrs = nla.Append(attrs, ctaFilter|unix.NLA_F_NESTED, parts)
+	return list(attrs, begin, func(t Entry) {
 		if t.Src == src {
 			f(t)
 		}
@@ -141,7 +154,7 @@ type filter []byte
 func (f filter) Len() int          { return len(f) }
 func (f filter) Serialize() []byte { return f }
 
-func (t *flowTable) list(only filter, begin func(), f func(tracked)) error {
+func list(only filter, begin func(), f func(Entry)) error {
 	_, err := dump.Again(func() (struct{}, error) {
 		begin()
 		req := nl.NewNetlinkRequest(ctGet, unix.NLM_F_DUMP)
@@ -150,7 +163,7 @@ func (t *flowTable) list(only filter, begin func(), f func(tracked)) error {
 			req.AddData(only)
 		}
 		return struct{}{}, req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(msg []byte) bool {
-			if found, ok := parseTracked(msg); ok {
+			if found, ok := parse(msg); ok {
 				f(found)
 			}
 			return true
@@ -162,48 +175,48 @@ func (t *flowTable) list(only filter, begin func(), f func(tracked)) error {
 	return nil
 }
 
-// appendExpiry appends a request to forget the flow tuple after that time, unless a
+// AppendExpiry appends a request to forget the flow tuple after that time, unless a
 // packet comes: a packet gives the flow its usual time again.
-func appendExpiry(b, tuple []byte, after time.Duration) []byte {
-	attrs := appendAttr(nil, ctaTupleOrig|unix.NLA_F_NESTED, tuple)
-	attrs = appendAttr(attrs, ctaTimeout, binary.BigEndian.AppendUint32(nil, uint32(after/time.Second)))
+func AppendExpiry(b, tuple []byte, after time.Duration) []byte {
+	attrs := nla.Append(nil, ctaTupleOrig|unix.NLA_F_NESTED, tuple)
+	attrs = nla.Append(attrs, ctaTimeout, binary.BigEndian.AppendUint32(nil, uint32(after/time.Second)))
 	return appendRequest(b, ctNew, unix.AF_INET, attrs)
 }
 
-// appendForget appends a request to forget a flow now.
-func appendForget(b []byte, proto uint8, src, dst netip.AddrPort) []byte {
+// AppendForget appends a request to forget a flow now.
+func AppendForget(b []byte, proto uint8, src, dst netip.AddrPort) []byte {
 	family, shift := byte(unix.AF_INET), uint16(0)
 	if src.Addr().Is6() {
 		family, shift = unix.AF_INET6, ctaIPv6
 	}
-	ip := appendAttr(nil, ctaIPSrc+shift, src.Addr().AsSlice())
-	ip = appendAttr(ip, ctaIPDst+shift, dst.Addr().AsSlice())
-	ports := appendAttr(nil, ctaProtoNum, []byte{proto})
-	ports = appendAttr(ports, ctaSrcPort, binary.BigEndian.AppendUint16(nil, src.Port()))
-	ports = appendAttr(ports, ctaDstPort, binary.BigEndian.AppendUint16(nil, dst.Port()))
-	tuple := appendAttr(nil, ctaTupleIP|unix.NLA_F_NESTED, ip)
-	tuple = appendAttr(tuple, ctaTupleProto|unix.NLA_F_NESTED, ports)
-	return appendRequest(b, ctDelete, family, appendAttr(nil, ctaTupleOrig|unix.NLA_F_NESTED, tuple))
+	ip := nla.Append(nil, ctaIPSrc+shift, src.Addr().AsSlice())
+	ip = nla.Append(ip, ctaIPDst+shift, dst.Addr().AsSlice())
+	ports := nla.Append(nil, ctaProtoNum, []byte{proto})
+	ports = nla.Append(ports, ctaSrcPort, binary.BigEndian.AppendUint16(nil, src.Port()))
+	ports = nla.Append(ports, ctaDstPort, binary.BigEndian.AppendUint16(nil, dst.Port()))
+	tuple := nla.Append(nil, ctaTupleIP|unix.NLA_F_NESTED, ip)
+	tuple = nla.Append(tuple, ctaTupleProto|unix.NLA_F_NESTED, ports)
+	return appendRequest(b, ctDelete, family, nla.Append(nil, ctaTupleOrig|unix.NLA_F_NESTED, tuple))
 }
 
-// appendForgetTuple appends a request to forget the flow tuple now.
-func appendForgetTuple(b, tuple []byte) []byte {
-	return appendRequest(b, ctDelete, unix.AF_INET, appendAttr(nil, ctaTupleOrig|unix.NLA_F_NESTED, tuple))
+// AppendForgetTuple appends a request to forget the flow tuple now.
+func AppendForgetTuple(b, tuple []byte) []byte {
+	return appendRequest(b, ctDelete, unix.AF_INET, nla.Append(nil, ctaTupleOrig|unix.NLA_F_NESTED, tuple))
 }
 
-// appendForgetAll appends requests to forget all flows that addr opened, and those that
+// AppendForgetAll appends requests to forget all flows that addr opened, and those that
 // were opened to it. The kernel compares the addresses, which takes 0.3 ms for each of
 // the two in a table of 262,144 buckets; it locks only those that are not empty. Before
 // Linux 6.11 it refuses such a request with EINVAL, because the tuple has no ports.
-func appendForgetAll(b []byte, addr netip.Addr) []byte {
+func AppendForgetAll(b []byte, addr netip.Addr) []byte {
 	for _, end := range []struct {
 		attr uint16
 		part uint32
 	}{{ctaIPSrc, ctaFilterSrc}, {ctaIPDst, ctaFilterDst}} {
-		ip := appendAttr(nil, ctaTupleIP|unix.NLA_F_NESTED, appendAttr(nil, end.attr, addr.AsSlice()))
-		parts := appendAttr(nil, ctaFilterOrig, binary.NativeEndian.AppendUint32(nil, end.part))
-		attrs := appendAttr(nil, ctaTupleOrig|unix.NLA_F_NESTED, ip)
-		attrs = appendAttr(attrs, ctaFilter|unix.NLA_F_NESTED, parts)
+		ip := nla.Append(nil, ctaTupleIP|unix.NLA_F_NESTED, nla.Append(nil, end.attr, addr.AsSlice()))
+		parts := nla.Append(nil, ctaFilterOrig, binary.NativeEndian.AppendUint32(nil, end.part))
+		attrs := nla.Append(nil, ctaTupleOrig|unix.NLA_F_NESTED, ip)
+		attrs = nla.Append(attrs, ctaFilter|unix.NLA_F_NESTED, parts)
 		b = appendRequest(b, ctDelete, unix.AF_INET, attrs)
 	}
 	return b
@@ -218,9 +231,9 @@ func appendRequest(b []byte, typ uint16, family byte, attrs []byte) []byte {
 	return append(b, attrs...)
 }
 
-// send sends requests. A flow that is gone by now is no error. The kernel has served
-// them when send returns.
-func (t *flowTable) send(requests []byte) error {
+// Send sends requests. A flow that is gone by now is no error. The kernel has served
+// them when Send returns.
+func (t *Table) Send(requests []byte) error {
 	if len(requests) == 0 {
 		return nil
 	}
@@ -250,8 +263,8 @@ func (t *flowTable) send(requests []byte) error {
 	}
 }
 
-// originalDst is where a connection was to go before DNAT.
-func originalDst(raw syscall.RawConn) (netip.AddrPort, error) {
+// OriginalDst is where a connection was to go before DNAT.
+func OriginalDst(raw syscall.RawConn) (netip.AddrPort, error) {
 	var b *unix.IPv6Mreq // large enough for a struct sockaddr_in
 	var err error
 	if cerr := raw.Control(func(fd uintptr) { b, err = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, unix.SO_ORIGINAL_DST) }); cerr != nil {
