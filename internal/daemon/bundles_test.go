@@ -167,9 +167,11 @@ func (h *trustHost) mounted(t *testing.T) map[string]string {
 }
 
 // environment is what the agent of the sandbox gets.
+func (h *trustHost) variables(r *record.Record) (map[string]string, error) { return h.trusted(r.ID) }
+
 func (h *trustHost) environment(t *testing.T) map[string]string {
 	t.Helper()
-	f, err := newAgents(h.cfg, nil, func(r *record.Record) (map[string]string, error) { return h.trusted(r.ID) }).Bootstrap(h.r)
+	f, err := newAgents(h.cfg, nil, h.variables).Bootstrap(h.r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +363,7 @@ func TestTrustFails(t *testing.T) {
 			if got := h.mounted(t); len(got) > 0 {
 				t.Errorf("half of it is mounted: %q", got)
 			}
-			if _, err := newAgents(h.cfg, nil, func(r *record.Record) (map[string]string, error) { return h.trusted(r.ID) }).Bootstrap(h.r); !errors.Is(err, fs.ErrNotExist) {
+			if _, err := newAgents(h.cfg, nil, h.variables).Bootstrap(h.r); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("it would start: %v", err)
 			}
 		})

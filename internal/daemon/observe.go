@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -148,18 +149,19 @@ func (d *Daemon) onInspect(e egress.InspectEvent) {
 // inspected says in words what an event is.
 func inspected(e egress.InspectEvent) string {
 	host := cmp.Or(e.Host, "no host")
+	placeholder := "denied: the placeholder of " + e.Credential
 	text := map[string]string{
 		egress.InspectRule:        "denied " + e.Method + " to " + host,
 		egress.InspectForeign:     "denied: a placeholder that is none of this sandbox was sent to " + host,
-		egress.InspectWrongHost:   "denied: the placeholder of " + e.Credential + " was sent to " + host + ", where it is not bound",
-		egress.InspectWrongPlace:  "denied: the placeholder of " + e.Credential + " stands in the " + e.Place + " of a request to " + host + ", where it is not bound",
+		egress.InspectWrongHost:   placeholder + " was sent to " + host + ", where it is not bound",
+		egress.InspectWrongPlace:  placeholder + " is in the " + e.Place + " of a request to " + host + ", where it is not bound",
 		egress.InspectMalformed:   "denied: a request to " + host + " that servers could read in different ways",
 		egress.InspectUnavailable: "denied: the value of " + e.Credential + " for " + host + " cannot be had",
 		egress.InspectEcho:        "the value of " + e.Credential + " is in an answer of " + host,
 		egress.InspectUntrusted:   "a program does not trust the authority of this sandbox, so it does not reach " + host,
 		egress.InspectHandshake:   "TLS of a program failed on the way to " + host,
 		egress.InspectUnverified:  "the certificate of " + host + " cannot be verified, so nothing is sent there",
-		egress.InspectWantsClient: host + " wants a certificate of its client, which sandboxd has none for",
+		egress.InspectWantsClient: host + " wants a certificate of its client, and sandboxd has none",
 		egress.InspectNoChild:     "no child that decrypts for this sandbox runs, so its connections by name are reset",
 	}[e.Kind]
 	if e.Text != "" {
