@@ -127,8 +127,8 @@ func (j *judge) allowed(r *http.Request, to terminate.Destination) error {
 	j.daemon.Event(terminate.Event{Kind: terminate.RuleDenied, Host: to.Name, Method: r.Method, Text: why.Text})
 	return &terminate.Refusal{
 		Status: http.StatusForbidden, Code: "SANDBOX::FORBIDDEN",
-		Text: fmt.Sprintf("sandboxd does not send this request, %s %s to %s: %s. %s", short(r.Method, maxWord), short(path, maxText), to.Name,
-			because(why), j.instead(flow, to.Name)),
+		Text: fmt.Sprintf("sandboxd does not send this request, %s %s to %s: %s. %s", short(r.Method, maxWord), short(path, maxText),
+			to.Name, because(why), j.instead(flow, to.Name)),
 	}
 }
 

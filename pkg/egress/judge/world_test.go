@@ -148,15 +148,9 @@ func (w *world) site() {
 	h := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { (*w.serve.Load())(rw, r) })
 	quiet := log.New(io.Discard, "", 0)
 	// Two servers: one that has begun with Serve would offer HTTP/2 in ServeTLS, and not speak it.
-	p, s := &http.Server{Handler: h, ErrorLog: quiet}, &http.Server{
-		Handler: h, ErrorLog: quiet, Protocols: new(http.Protocols), TLSConfig: &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
-			cert, key, err := public().Leaf(h.ServerName, time.Now())
-			if err != nil {
-				return nil, err
-			}
-			private, err := x509.ParsePKCS8PrivateKey(key)
-			return &tls.Certificate{Certificate: [][]byte{cert}, PrivateKey: private}, err
-		}},
+	p := &http.Server{Handler: h, ErrorLog: quiet}
+	s := &http.Server{
+		Handler: h, ErrorLog: quiet, Protocols: new(http.Protocols), TLSConfig: &tls.Config{GetCertificate: serverLeaf},
 	}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetHTTP2(true)
@@ -165,6 +159,15 @@ func (w *world) site() {
 	go s.ServeTLS(secure, "", "") //nolint:errcheck // ends with the test
 	go p.Serve(plain)             //nolint:errcheck // likewise
 	w.t.Cleanup(func() { p.Close(); s.Close() })
+}
+
+func serverLeaf(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	cert, key, err := public().Leaf(h.ServerName, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	private, err := x509.ParsePKCS8PrivateKey(key)
+	return &tls.Certificate{Certificate: [][]byte{cert}, PrivateKey: private}, err
 }
 
 // serves says what the server does.
@@ -186,7 +189,8 @@ func (w *world) handle(m child.Message) {
 		if err = errors.Join(err, lerr); err != nil {
 			w.t.Error(err)
 		}
-		go w.line.Answer(m, terminate.Leaf{Chain: [][]byte{cert}, Key: key}.Append(nil), nil) //nolint:errcheck // the guest waits
+		l := terminate.Leaf{Chain: [][]byte{cert}, Key: key}
+		go w.line.Answer(m, l.Append(nil), nil) //nolint:errcheck // the guest waits
 	case terminate.KindValue:
 		name, err := terminate.ParseValueRequest(m.Body)
 		if err != nil {
@@ -259,7 +263,8 @@ func (w *world) answer(m child.Message) {
 	}
 	w.socket++
 	f.open[w.socket] = c
-	w.line.Answer(m, heads.Opened{Result: heads.Granted, Socket: w.socket}.Append(nil), c.(syscall.Conn)) //nolint:errcheck // the guest waits
+	granted := heads.Opened{Result: heads.Granted, Socket: w.socket}
+	w.line.Answer(m, granted.Append(nil), c.(syscall.Conn)) //nolint:errcheck // the guest waits
 }
 
 // connect is a guest's connection, through the child.
@@ -368,4 +373,6 @@ func vaultOf(t testing.TB, credentials, bindings string) (v *vault.Vault) {
 }
 
 // inline is a credential with its value, in JSON.
-func inline(name, value string) string { return fmt.Sprintf(`{"name":%q,"source":{"value":%q}}`, name, value) }
+func inline(name, value string) string {
+	return fmt.Sprintf(`{"name":%q,"source":{"value":%q}}`, name, value)
+}

@@ -32,7 +32,9 @@ func newDaemon(i *inspector) *daemon {
 }
 
 // Value returns the value of a credential.
-func (d *daemon) Value(ctx context.Context, credential string) ([]byte, error) { return d.values.of(ctx, credential) }
+func (d *daemon) Value(ctx context.Context, credential string) ([]byte, error) {
+	return d.values.of(ctx, credential)
+}
 
 func (d *daemon) ask(ctx context.Context, credential string) ([]byte, error) {
 	if _, err := ParseValueRequest([]byte(credential)); err != nil {

@@ -114,7 +114,8 @@ func TestDaemon(t *testing.T) {
 	events := make(chan Event, 1000)
 	long := strings.Repeat("v", MaxValue)
 	answers := map[string][]byte{
-		"good": Value{Bytes: []byte(secret)}.Append(nil), "none": Value{Text: "no such file"}.Append(nil), "long": Value{Bytes: []byte(long)}.Append(nil),
+		"good": Value{Bytes: []byte(secret)}.Append(nil), "none": Value{Text: "no such file"}.Append(nil),
+		"long":    Value{Bytes: []byte(long)}.Append(nil),
 		"nothing": nil, "another form": {7}, "without its value": {1}, "a name \ufffd": Value{Bytes: []byte("x")}.Append(nil),
 	}
 	handle := func(who string) func(*child.Conn, child.Message) {

@@ -125,7 +125,8 @@ func (a *apply) resolve() error {
 			return fmt.Errorf("wait for the credential %q: %w", name, gone)
 		}
 		if err != nil {
-			d := a.deny(Event{Kind: Unavailable, Credential: name, Text: err.Error()}, http.StatusBadGateway, fmt.Sprintf("sandboxd cannot send this "+
+			e := Event{Kind: Unavailable, Credential: name, Text: err.Error()}
+			d := a.deny(e, http.StatusBadGateway, fmt.Sprintf("sandboxd cannot send this "+
 				"request: the credential %q of the binding %q is not available. The administrator of the host finds the reason in its log.",
 				name, a.b.Name))
 			d.Err = err
