@@ -29,7 +29,7 @@ default = "allow"
 	}
 	all := c.Networks()
 	for what, pair := range map[string][2]string{
-		"build":        {fmt.Sprint(all["build"]), "{rules [deny 203.0.113.8/31 allow pypi.org:443 allow 198.51.100.0/24:8000-8100/udp]}"},
+		"build": {fmt.Sprint(all["build"]), "{rules [deny 203.0.113.8/31 allow pypi.org:443 allow 198.51.100.0/24:8000-8100/udp]}"},
 		"api": {
 			fmt.Sprint(all["api"]), "{rules [deny api.example.com DELETE allow api.example.com:443 requests /v1/*]}",
 		},

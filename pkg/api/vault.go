@@ -8,6 +8,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -75,7 +76,7 @@ func (h *vaultHandlers) read(ctx context.Context, rec *record.Record, kind, name
 		}
 	}
 	return nil, errs.Wire(errs.New(errs.NotFound, "the credential vault of sandbox %s has no %s named %q; `sandboxctl secret ls %s` lists "+
-		"what it has", rec.ID, strings.TrimSuffix(kind, "s"), httperr.Clip(name, vault.MaxName), rec.ID), codeNoVault)
+		"what it has", rec.ID, strings.TrimSuffix(kind, "s"), httperr.Clip(name, vault.MaxName), rec.ID), wire.CodeNoVault)
 }
 
 func (h *vaultHandlers) placeholders(rec *record.Record, native bool) map[string]string {
@@ -145,11 +146,8 @@ func (h *vaultHandlers) delete(w http.ResponseWriter, r *http.Request, rec recor
 	return nil
 }
 
-// codeNoVault tells a sandbox without a vault from no sandbox.
-const codeNoVault = "CREDENTIAL_VAULT::NOT_FOUND"
-
 func vaultError(what, id string, err error) error {
-	return fmt.Errorf("%s the credential vault of sandbox %s: %w", what, id, httperr.Recode(err, errs.NotFound, codeNoVault))
+	return fmt.Errorf("%s the credential vault of sandbox %s: %w", what, id, httperr.Recode(err, errs.NotFound, wire.CodeNoVault))
 }
 
 // port serves the vault at port 18080. path begins with vaultPath. It returns an error for the

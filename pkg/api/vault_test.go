@@ -362,8 +362,10 @@ func TestRulesAboutRequests(t *testing.T) {
 	// A sandbox that was created without.
 	plain := w.create().ID
 	for _, c := range []struct{ method, at, body string }{
-		{"PUT", "/networkpolicy", `{"egress":[` + get + `]}`}, {"PATCH", "/networkpolicy", "[" + get + "]"},
-		{"POST", "/proxy/18080/policy", `{"egress":[` + get + `]}`}, {"PATCH", "/proxy/18080/policy", "[" + get + "]"},
+		{"PUT", "/networkpolicy", `{"egress":[` + get + `]}`},
+		{"PATCH", "/networkpolicy", "[" + get + "]"},
+		{"POST", "/proxy/18080/policy", `{"egress":[` + get + `]}`},
+		{"PATCH", "/proxy/18080/policy", "[" + get + "]"},
 	} {
 		a := w.do(c.method, "/v1/sandboxes/"+plain+c.at, c.body, "X-Lenient", "1")
 		if a.StatusCode != 412 || !strings.Contains(string(a.body), "--credential-proxy") {

@@ -8,6 +8,10 @@ type CredentialVault struct {
 	Bindings    []CredentialBinding `json:"bindings"`
 }
 
+// CodeNoVault is the code of the error about a sandbox without a vault, or a vault without what
+// was asked for. That about no sandbox has another.
+const CodeNoVault = "CREDENTIAL_VAULT::NOT_FOUND"
+
 // CredentialList answers GET …/credential-vault/credentials.
 type CredentialList struct {
 	Revision    int64        `json:"revision"`
