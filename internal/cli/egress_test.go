@@ -77,7 +77,8 @@ func TestEgressAboutRequests(t *testing.T) {
 	if r := d.run(t, "egress", "get", "lab"); r.code != 0 || r.out != want {
 		t.Errorf("get: %+v, want\n%s", r, want)
 	}
-	r := d.run(t, "egress", "patch", "--allow", "GET api.example.com:443/v1/*", "--rule", "deny=* a.example.com/x", "--allow", "b.example.com", "lab")
+	r := d.run(t, "egress", "patch", "--allow", "GET api.example.com:443/v1/*", "--rule", "deny=* a.example.com/x",
+		"--allow", "b.example.com", "lab")
 	if b, err := json.Marshal(got); r.code != 0 || err != nil || string(b) != `[{"action":"allow","target":"api.example.com","ports":[443],`+
 		`"http":{"methods":["GET"],"paths":["/v1/*"]}},{"action":"deny","target":"a.example.com","http":{"paths":["/x"]}},`+
 		`{"action":"allow","target":"b.example.com"}]` {

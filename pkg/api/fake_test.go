@@ -550,7 +550,8 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
 	f := &fake{
 		recs: map[string]record.Record{}, snaps: map[string]record.Snapshot{}, made: map[string]record.Made{}, keys: &fakeKeys{},
-		volumes: &fakeVolumes{}, policies: &fakePolicies{}, vaults: &fakeVaults{all: map[string]*vault.Vault{}}, events: make(chan wire.Event, 8),
+		volumes: &fakeVolumes{}, policies: &fakePolicies{}, vaults: &fakeVaults{all: map[string]*vault.Vault{}},
+		events: make(chan wire.Event, 8),
 	}
 	f.agent = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Seen-Token", r.Header.Get(wire.HeaderAgentToken))

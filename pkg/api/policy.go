@@ -57,7 +57,8 @@ func (h *policyHandlers) port(w http.ResponseWriter, r *http.Request, rec *recor
 		w.Header().Set("Allow", "GET, POST, PUT, PATCH, DELETE")
 		writeText(w, http.StatusMethodNotAllowed, httperr.Clip(r.Method, 20)+" is not allowed here")
 	case h.offer.NoInspect:
-		writeText(w, http.StatusNotFound, "the egress API serves /policy and /healthz here; this daemon was built without credential vaults")
+		writeText(w, http.StatusNotFound, "the egress API serves /policy and /healthz here; this daemon was built without "+
+			"credential vaults")
 	case path == vaultPath || strings.HasPrefix(path, vaultPath+"/"):
 		if err := h.vaults.port(w, r, *rec, path); err != nil {
 			fail(err)

@@ -269,7 +269,8 @@ func TestPolicyAboutRequests(t *testing.T) {
 			t.Errorf("it has %+v, %v, and reaches %d", r.Spec.Policy, err, h.reaches(not))
 		}
 		own := mustCreate(t, m, inspected).ID
-		if r, err := m.Update(ctx, own, func(t *record.Terms) error { t.Network.Rules = nil; return nil }); err != nil || !r.Spec.Policy.Left {
+		none := func(t *record.Terms) error { t.Network.Rules = nil; return nil }
+		if r, err := m.Update(ctx, own, none); err != nil || !r.Spec.Policy.Left {
 			t.Errorf("own: %+v, %v", r.Spec.Policy, err)
 		}
 		if r, err := m.Update(ctx, own, change); err != nil || !r.Spec.Network.AboutRequests() {
@@ -303,7 +304,8 @@ func TestCheckPolicy(t *testing.T) {
 		if _, err := p.Use(ctx, bound, record.PolicyUse{Name: "build"}); !errs.Is(err, errs.Invalid) {
 			t.Errorf("used: %v", err)
 		}
-		if _, err := m.Update(ctx, bound, func(t *record.Terms) error { t.Network = allowing(3); return nil }); !errs.Is(err, errs.Invalid) {
+		change := func(t *record.Terms) error { t.Network = allowing(3); return nil }
+		if _, err := m.Update(ctx, bound, change); !errs.Is(err, errs.Invalid) {
 			t.Errorf("updated: %v", err)
 		}
 		if _, err := m.Update(ctx, bound, func(t *record.Terms) error { t.Limits.CPUMillis++; return nil }); err != nil || asked != 3 {

@@ -72,8 +72,8 @@ request, and the secret replaces it.`,
 	f.BoolVar(&b.basic, "basic", false, "put it into the header Authorization, as Basic")
 	f.StringVar(&b.header, "header", "", "put it into the header of this name")
 	f.StringSliceVar(&b.substitute, "substitute", nil, "replace the placeholder in this part of requests: path, query, header or body")
-	f.StringVar(&b.placeholder, "placeholder", "", "with --substitute: the text to replace (default the name of the secret with __ around it: "+
-		"__token__)")
+	f.StringVar(&b.placeholder, "placeholder", "", "with --substitute: the text to replace (default the name of the secret with __ "+
+		"around it: __token__)")
 	command.Choices(cmd, "scheme", "https", "http")
 	command.Choices(cmd, "substitute", "path", "query", "header", "body")
 	return cmd

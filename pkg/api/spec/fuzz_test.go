@@ -47,7 +47,8 @@ func FuzzCreate(f *testing.F) {
 					len(spec.Env) > maxEnv || spec.Timeout < 0 {
 					t.Fatalf("out of bounds: %+v", spec)
 				}
-				if asked := req.CredentialProxy != nil && req.CredentialProxy.Enabled; spec.Inspect != (asked || spec.Network.AboutRequests()) {
+				asked := req.CredentialProxy != nil && req.CredentialProxy.Enabled
+				if spec.Inspect != (asked || spec.Network.AboutRequests()) {
 					t.Fatalf("%s: inspected is %v", body, spec.Inspect)
 				}
 				kept(t, spec)

@@ -18,9 +18,9 @@ import (
 //	METHOD NAME[:PORT[-PORT]][/PATH]  GET api.example.com/v1/*   * api.example.com:8443/v1/*
 //
 // The second form is a rule about requests (record.Requests): METHOD is one method or *, PATH one
-// pattern of paths (paths.Pattern). TARGET is a name, an address or a CIDR. An address has one spelling only: no leading
-// zeros, no host bits, no IPv6. A name comes back in its normal form. The error says what
-// to write instead.
+// pattern of paths (paths.Pattern). TARGET is a name, an address or a CIDR. An address has one
+// spelling only: no leading zeros, no host bits, no IPv6. A name comes back in its normal form.
+// The error says what to write instead.
 func ParseRule(s string) (record.Rule, error) {
 	r := record.Rule{Allow: true}
 	bad := func(format string, args ...any) (record.Rule, error) {
