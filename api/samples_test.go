@@ -21,6 +21,8 @@ const (
 var values = map[string]string{
 	"sandboxId": "lab", "snapshotId": "before-upgrade", "port": "8000", "ref": "python", "kind": "summary", "path": "index.html",
 	"/keys/{name}": "ci", "/volumes/{name}": "data", "/policies/{name}": "build",
+	"/sandboxes/{sandboxId}/credential-vault/credentials/{name}": "token", "/sandboxes/{sandboxId}/credential-vault/bindings/{name}": "api",
+	"credential_name": "token", "binding_name": "api",
 }
 
 // resolve follows a reference.

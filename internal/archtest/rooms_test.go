@@ -56,11 +56,12 @@ var rooms = map[string]map[string][]string{
 		"network":    {"text", "command"},
 		"observe":    {"text", "command"},
 		"sandbox":    {"text", "command", "foreground"},
+		"secret":     {"text", "command"},
 		"snapshot":   {"text", "command"},
 		"system":     {"text", "command"},
 		"volume":     {"text", "command"},
 		".": {
-			"command", "bench", "code", "exec", "files", "image", "network", "observe", "sandbox", "snapshot", "system", "volume",
+			"command", "bench", "code", "exec", "files", "image", "network", "observe", "sandbox", "secret", "snapshot", "system", "volume",
 		},
 	},
 	"pkg/egress": {

@@ -6,6 +6,7 @@
 //	code       eval, code
 //	files      cp, diff
 //	network    egress, endpoint, network, port
+//	secret     secret
 //	observe    events, stats, top, diagnostics
 //	image, images, tag, commit, rmi, volume, snapshot
 //	system     system, version, key
@@ -28,6 +29,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/network"
 	"github.com/sandboxd/sandboxd/internal/cli/observe"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
+	"github.com/sandboxd/sandboxd/internal/cli/secret"
 	"github.com/sandboxd/sandboxd/internal/cli/snapshot"
 	"github.com/sandboxd/sandboxd/internal/cli/system"
 	"github.com/sandboxd/sandboxd/internal/cli/volume"
@@ -49,7 +51,7 @@ func newRoot(version string) *cobra.Command {
   sandboxctl rm lab`,
 	}
 	for _, room := range []func(*command.Program) []*cobra.Command{
-		sandbox.Commands, exec.Commands, code.Commands, files.Commands, network.Commands, observe.Commands,
+		sandbox.Commands, exec.Commands, code.Commands, files.Commands, network.Commands, secret.Commands, observe.Commands,
 		image.Commands, volume.Commands, snapshot.Commands, system.Commands, bench.Commands,
 	} {
 		root.AddCommand(room(p)...)

@@ -50,6 +50,42 @@ func policies(t *testing.T) (d *daemon, asked func() []string) {
 	}
 }
 
+// TestEgressAboutRequests: rules about requests are sent as such, and listed in a column of
+// their own.
+func TestEgressAboutRequests(t *testing.T) {
+	var got []wire.NetworkRule
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		st := wire.PolicyStatus{Status: "ok", Mode: "enforcing", EnforcementMode: "dns+nft"}
+		if r.Method == http.MethodGet {
+			st.Policy = &wire.NetworkPolicy{DefaultAction: "deny", Egress: []wire.NetworkRule{
+				{Action: "allow", Target: "api.example.com", Ports: []any{443}, HTTP: &wire.HTTPRequests{
+					Methods: []string{"GET", "HEAD"}, Paths: []string{"/v1/*"},
+				}},
+			}}
+		} else if err := json.NewDecoder(r.Body).Decode(&got); err != nil {
+			t.Error(err)
+		}
+		json.NewEncoder(w).Encode(st) //nolint:errcheck // the test sees what is missing
+	}))
+	defer s.Close()
+	d := &daemon{url: s.URL}
+	want := strings.Join([]string{
+		"ACTION   TARGET            PORTS   PROTOCOL   REQUESTS",
+		"allow    api.example.com   443     all        GET,HEAD /v1/*",
+		"deny     (all else)        all     all        all", "",
+	}, "\n")
+	if r := d.run(t, "egress", "get", "lab"); r.code != 0 || r.out != want {
+		t.Errorf("get: %+v, want\n%s", r, want)
+	}
+	r := d.run(t, "egress", "patch", "--allow", "GET api.example.com:443/v1/*", "--rule", "deny=* a.example.com/x",
+		"--allow", "b.example.com", "lab")
+	if b, err := json.Marshal(got); r.code != 0 || err != nil || string(b) != `[{"action":"allow","target":"api.example.com","ports":[443],`+
+		`"http":{"methods":["GET"],"paths":["/v1/*"]}},{"action":"deny","target":"a.example.com","http":{"paths":["/x"]}},`+
+		`{"action":"allow","target":"b.example.com"}]` {
+		t.Errorf("patch: %+v, %s, %v", r, b, err)
+	}
+}
+
 func TestEgress(t *testing.T) {
 	d, asked := policies(t)
 	want := strings.Join([]string{

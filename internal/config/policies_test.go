@@ -18,6 +18,9 @@ always_allow = ["mirror.example.com:443/tcp"]
 [policies.build]
 rules = ["deny 203.0.113.8/31", "allow PyPI.org:443", "allow  198.51.100.0/24:8000-8100/udp"]
 
+[policies.api]
+rules = ["deny DELETE api.example.com", "allow  * API.example.com:443/v1/*"]
+
 [policies.web]
 default = "allow"
 `)
@@ -26,7 +29,10 @@ default = "allow"
 	}
 	all := c.Networks()
 	for what, pair := range map[string][2]string{
-		"build":        {fmt.Sprint(all["build"]), "{rules [deny 203.0.113.8/31 allow pypi.org:443 allow 198.51.100.0/24:8000-8100/udp]}"},
+		"build": {fmt.Sprint(all["build"]), "{rules [deny 203.0.113.8/31 allow pypi.org:443 allow 198.51.100.0/24:8000-8100/udp]}"},
+		"api": {
+			fmt.Sprint(all["api"]), "{rules [deny api.example.com DELETE allow api.example.com:443 requests /v1/*]}",
+		},
 		"web":          {fmt.Sprint(all["web"]), "{open []}"},
 		"always_deny":  {targets(c.Egress.Host.Deny), "203.0.113.9/32 *.example.net"},
 		"always_allow": {targets(c.Egress.Host.Allow), "mirror.example.com"},
@@ -61,6 +67,8 @@ func TestBadPolicies(t *testing.T) {
 		"[policies.build]\nrules = 'allow 1.1.1.1'":                   "want a list of texts",
 		"[policies.build]\nrules = ['1.1.1.1']":                       "want \"allow TARGET\" or \"deny TARGET\"",
 		"[policies.build]\n\nrules = ['deny 1.1.1.1','allow pypi..']": "line 3: policies.build.rules: \"allow pypi..\"",
+		"[policies.build]\nrules = ['allow GET 1.1.1.1/x']":           "METHOD NAME",
+		"[egress]\nalways_allow = ['GET api.example.com']":            "not for a whole host",
 		"[policies.'a.b']":                                            "1 to 63 characters",
 	} {
 		if _, err := load(t, text); err == nil || !strings.Contains(err.Error(), want) {

@@ -166,9 +166,9 @@ func (h *trustHost) mounted(t *testing.T) map[string]string {
 	return all
 }
 
-// environment is what the agent of the sandbox gets.
 func (h *trustHost) variables(r *record.Record) (map[string]string, error) { return h.trusted(r.ID) }
 
+// environment is what the agent of the sandbox gets.
 func (h *trustHost) environment(t *testing.T) map[string]string {
 	t.Helper()
 	f, err := newAgents(h.cfg, nil, h.variables).Bootstrap(h.r)

@@ -184,7 +184,7 @@ func TestBadCreate(t *testing.T) {
 		"platform half":      {with(`,"platform":{"os":"linux"}`), "both", 400},
 		"platform other":     {with(`,"platform":{"os":"windows","arch":"amd64"}`), "cannot run", 400},
 		"secureAccess":       {with(`,"secureAccess":"yes"`), "secureAccess", 400},
-		"credentialProxy":    {with(`,"credentialProxy":{"enabled":true}`), "not supported by this release", 400},
+		"credentialProxy":    {with(`,"credentialProxy":{"enabled":"yes"}`), "credentialProxy.enabled: got a JSON string", 400},
 		"pool":               {with(`,"extensions":{"poolRef":"p"}`), "poolRef", 400},
 		"policy action":      {with(`,"networkPolicy":{"defaultAction":"maybe"}`), "allow or deny", 400},
 		"policy IPv6":        {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"2001:db8::/32"}]}`), "IPv6", 400},

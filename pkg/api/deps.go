@@ -7,6 +7,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -161,6 +162,25 @@ type (
 		Use(ctx context.Context, id string, use record.PolicyUse) (record.Record, error)
 		// Delete fails with errs.WrongState while a sandbox uses the policy.
 		Delete(ctx context.Context, name string) error
+	}
+	// Vaults keeps the credential vaults of sandboxes. (secrets.Keeper)
+	//
+	// Bodies are those of OpenSandbox's egress.yaml; with Trusted in its name a method also takes
+	// credentials from files and commands of the host. Errors and results have no value of a
+	// credential. Without a vault the error is errs.NotFound. A change is durable, and holds for
+	// the next request of the guest, when its method returns.
+	Vaults interface {
+		// Create fails with errs.Exists if there is a vault.
+		Create(ctx context.Context, r *record.Record, body []byte) (vault.State, error)
+		CreateTrusted(ctx context.Context, r *record.Record, body []byte) (vault.State, error)
+		// Patch fails with errs.WrongState if the body expects another revision.
+		Patch(ctx context.Context, r *record.Record, body []byte) (vault.State, error)
+		PatchTrusted(ctx context.Context, r *record.Record, body []byte) (vault.State, error)
+		Get(ctx context.Context, r *record.Record) (vault.State, error)
+		Delete(ctx context.Context, r *record.Record) error
+		// Placeholders returns, by credential, what the guest of a sandbox may send in the place of
+		// the value.
+		Placeholders(id string) map[string]string
 	}
 	// Stats measures. (cgroups, snapshot, netns)
 	Stats interface {

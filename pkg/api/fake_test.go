@@ -25,6 +25,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -47,6 +48,7 @@ type fake struct {
 
 	volumes  *fakeVolumes
 	policies *fakePolicies
+	vaults   *fakeVaults
 	denied   []wire.Denial // to every sandbox
 	events   chan wire.Event
 	since    string          // the cursor that was asked for
@@ -240,6 +242,9 @@ func (f *fake) Update(_ context.Context, id string, change func(*record.Terms) e
 	}
 	t := r.Spec.Terms()
 	err := change(&t)
+	if err == nil {
+		err = r.Admits(t.Network) // as the Manager does
+	}
 	if err == nil {
 		r.Spec.Limits, r.Spec.Network, r.Spec.NetworkPolicy = t.Limits, t.Network, t.NetworkPolicy
 		f.recs[r.ID] = r
@@ -545,7 +550,8 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
 	f := &fake{
 		recs: map[string]record.Record{}, snaps: map[string]record.Snapshot{}, made: map[string]record.Made{}, keys: &fakeKeys{},
-		volumes: &fakeVolumes{}, policies: &fakePolicies{}, events: make(chan wire.Event, 8),
+		volumes: &fakeVolumes{}, policies: &fakePolicies{}, vaults: &fakeVaults{all: map[string]*vault.Vault{}},
+		events: make(chan wire.Event, 8),
 	}
 	f.agent = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Seen-Token", r.Header.Get(wire.HeaderAgentToken))
@@ -553,7 +559,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	})
 	w := &world{fake: f, t: t, log: &syncBuffer{}}
 	cfg := Config{
-		APIKeys: []string{testKey}, Keys: f.keys, Volumes: f.volumes, Policies: f.policies, Secret: []byte("secret"),
+		APIKeys: []string{testKey}, Keys: f.keys, Volumes: f.volumes, Policies: f.policies, Vaults: f.vaults, Secret: []byte("secret"),
 		Log:     slog.New(slog.NewJSONHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Version: wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
 		OpenAPI: openapi.JSON,

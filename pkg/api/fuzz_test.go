@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -72,6 +73,7 @@ var bodies = []string{
 	"GET /v1/sandboxes", "GET /v1/snapshots", "GET /v1/diff", "POST /v1/images/pull", "POST /v1/images/build",
 	"POST /v1/images/python/tag", "POST /v1/images/prune", "POST /v1/keys", "POST /v1/volumes", "POST /v1/volumes/prune",
 	"PUT /v1/system/drain", "GET /v1/stats", "PUT /v1/policies/build",
+	"POST /v1/sandboxes/{id}/credential-vault", "PATCH /v1/sandboxes/{id}/credential-vault",
 }
 
 // FuzzBody: whatever a client sends, the answer is one that the document of the API has,
@@ -84,15 +86,21 @@ func FuzzBody(f *testing.F) {
 		`[{"action":"deny","target":"1.1.1.1","ports":[443,"1-2"]}]`, `["1.1.1.1"]`, "", "", "", "", "", "", `{"uri":"python"}`,
 		`{"name":"python"}`, `{"tag":"x:1"}`, `{"all":true}`, `{"name":"k","role":"viewer"}`, `{"name":"v","size":"1.5Gi"}`, "{}", "", "",
 		`{"defaultAction":"allow","egress":[{"action":"deny","target":"203.0.113.0/24"}]}`,
+		vaultBody, `{"expectedRevision":1,"credentials":{"replace":[{"name":"old","source":{"value":"x"}}]},"bindings":{"delete":["b"]}}`,
 	} {
 		f.Add(uint8(i), "", []byte(body))
 	}
+	f.Add(uint8(7), "", []byte(`{"egress":[{"action":"allow","target":"a.example","http":{"methods":["GET"],"paths":["/v1/*"]}}]}`))
 	f.Add(uint8(10), "timeout=1e3&wait=True", []byte("null"))
 	f.Add(uint8(11), "expires=99999999999&use_server_proxy=x", []byte{})
 	f.Add(uint8(12), "since=-5m&tail=0&event_limit=501", []byte{})
 	f.Add(uint8(13), "metadata=a%3Db&page=2147483648&state=x", []byte{})
 	made := newWorld(f)
-	id := made.create().ID
+	id := made.createInspected()
+	old, err := vault.Create([]byte(`{"credentials":[{"name":"old","source":{"value":"` + planted + `"}}]}`))
+	if err != nil {
+		f.Fatal(err)
+	}
 	first := made.recs[id] // to create one for each input would take most of the time
 	f.Fuzz(func(t *testing.T, which uint8, query string, body []byte) {
 		if _, err := url.Parse("http://x/?" + query); err != nil || strings.ContainsAny(query, "# \x7f") {
@@ -102,6 +110,9 @@ func FuzzBody(f *testing.F) {
 		w.build = func(io.Writer) (record.Image, error) { return pythonImage(), nil }
 		first.Created, first.Expires = time.Now(), time.Now().Add(first.Spec.Timeout)
 		w.recs[id] = first
+		if strings.HasPrefix(bodies[int(which)%len(bodies)], "PATCH") {
+			w.vaults.all[id] = old
+		}
 		before := len(w.recs)
 		method, path, _ := strings.Cut(bodies[int(which)%len(bodies)], " ")
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -124,6 +135,9 @@ func FuzzBody(f *testing.F) {
 		}
 		if rec.Code >= 500 && rec.Code != http.StatusNotImplemented || strings.Contains(w.log.String(), "panic in a handler") {
 			t.Fatalf("%s %s?%s %q: %d %s\n%s", method, path, query, body, rec.Code, rec.Body, w.log)
+		}
+		if strings.Contains(w.log.String()+rec.Body.String(), planted) && !bytes.Contains(body, []byte(planted)) {
+			t.Fatalf("%s %s %q tells a value: %s\n%s", method, path, body, rec.Body, w.log)
 		}
 		validate(t, req, string(body), resp, rec.Body.Bytes())
 		if rec.Code < 400 {

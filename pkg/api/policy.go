@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/gateway"
@@ -21,6 +22,7 @@ type policyHandlers struct {
 	offer     *spec.Offer
 	guard     *auth.Guard
 	gateway   *gateway.Gateway
+	vaults    *vaultHandlers
 }
 
 // port serves OpenSandbox's egress API at port 18080: here, and never from inside a
@@ -54,8 +56,15 @@ func (h *policyHandlers) port(w http.ResponseWriter, r *http.Request, rec *recor
 	case path == "/policy" || path == "/healthz":
 		w.Header().Set("Allow", "GET, POST, PUT, PATCH, DELETE")
 		writeText(w, http.StatusMethodNotAllowed, httperr.Clip(r.Method, 20)+" is not allowed here")
+	case h.offer.NoInspect:
+		writeText(w, http.StatusNotFound, "the egress API serves /policy and /healthz here; this daemon was built without "+
+			"credential vaults")
+	case path == vaultPath || strings.HasPrefix(path, vaultPath+"/"):
+		if err := h.vaults.port(w, r, *rec, path); err != nil {
+			fail(err)
+		}
 	default:
-		writeText(w, http.StatusNotFound, "the egress API serves /policy and /healthz here; this release has no credential vault")
+		writeText(w, http.StatusNotFound, "the egress API serves /policy, "+vaultPath+" and /healthz here")
 	}
 }
 

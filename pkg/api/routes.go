@@ -40,7 +40,8 @@ const (
 // Only the first pattern that fits a path counts: a path has no methods but those of
 // this pattern.
 func (s *Server) table() []route {
-	return slices.Concat(s.publicTable(), s.sandboxTable(), s.networkTable(), s.policyTable(), s.storageTable(), s.hostTable())
+	return slices.Concat(s.publicTable(), s.sandboxTable(), s.networkTable(), s.policyTable(), s.vaultTable(),
+		s.storageTable(), s.hostTable())
 }
 
 // publicTable is what needs no key.
@@ -154,6 +155,22 @@ func (s *Server) policyTable() []route {
 		{"PUT", "/policies/{name}", record.Admin, s.named.put}, // it changes what sandboxes of all clients may reach
 		{"DELETE", "/policies/{name}", record.Admin, s.named.remove},
 		{"PUT", "/sandboxes/{id}/policy", record.Operator, s.on(s.named.use)},
+	}
+}
+
+// vaultTable is the part about credential vaults. No answer of it has a value.
+func (s *Server) vaultTable() []route {
+	if s.cfg.NoInspect {
+		return nil
+	}
+	const at = "/sandboxes/{id}" + vaultPath
+	return []route{
+		{"GET", at, record.Viewer, s.on(s.vaults.get)},
+		{"POST", at, record.Operator, s.on(s.vaults.create)}, // with files and commands of the host: see vaultHandlers.trusts
+		{"PATCH", at, record.Operator, s.on(s.vaults.patch)},
+		{"DELETE", at, record.Operator, s.on(s.vaults.delete)},
+		{"GET", at + "/{kind=credentials|bindings}", record.Viewer, s.on(s.vaults.get)},
+		{"GET", at + "/{kind=credentials|bindings}/{name}", record.Viewer, s.on(s.vaults.get)},
 	}
 }
 

@@ -48,6 +48,8 @@ type Config struct {
 	Volumes Volumes
 	// Policies keeps named policies; may be nil: then there are none.
 	Policies Policies
+	// Vaults keeps credential vaults; may be nil: then no requests can be inspected.
+	Vaults Vaults
 	// RequestsPerSecond is how many requests one client may send by TCP; 0: no bound.
 	RequestsPerSecond int
 
@@ -104,7 +106,7 @@ type Config struct {
 
 func (c *Config) defaults() {
 	c.Complete()
-	c.NoVolumes, c.NoPolicies = c.Volumes == nil, c.Policies == nil
+	c.NoVolumes, c.NoPolicies, c.NoInspect = c.Volumes == nil, c.Policies == nil, c.Vaults == nil
 	if c.Network == nil {
 		c.Network = noNetwork{}
 	}
@@ -128,6 +130,7 @@ type Server struct {
 	// One for each resource; table says which routes each of them serves.
 	sandboxes   *sandboxHandlers
 	policies    *policyHandlers
+	vaults      *vaultHandlers
 	network     *networkHandlers
 	flows       *flowHandlers
 	logs        *logHandlers
@@ -171,7 +174,8 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 		host: cfg.Host, notes: cfg.Notes, differences: cfg.Differences, health: cfg.Health, awaitReady: cfg.AwaitReady,
 		waitLimit: waitLimit, holdLimit: holdLimit,
 	}
-	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway}
+	s.vaults = &vaultHandlers{cfg.Vaults}
+	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway, vaults: s.vaults}
 	s.network = &networkHandlers{network: cfg.Network, offer: offer, agents: ag, gateway: s.gateway}
 	s.flows = &flowHandlers{cfg.Flows}
 	s.logs = &logHandlers{sandboxes: sb, agents: ag, gateway: s.gateway}

@@ -186,8 +186,6 @@ func TestSnapshotsRefused(t *testing.T) {
 	}
 	w.do("POST", "/v1/sandboxes", `{"snapshotId":"a","image":{"uri":"python"}}`, "X-Lenient", "1").wants(t, 400,
 		"SANDBOX::INVALID_PARAMETER")
-	w.do("POST", "/v1/sandboxes", `{"snapshotId":"a","credentialProxy":{"enabled":true}}`, "X-Lenient", "1").wants(t, 400,
-		"SANDBOX::INVALID_PARAMETER")
 	w.do("PUT", "/v1/snapshots", "{}").wants(t, 405, "GENERAL::METHOD_NOT_ALLOWED")
 }
 

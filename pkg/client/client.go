@@ -54,6 +54,9 @@ func (c *Client) Files(idOrName string) Files { return Files{c.in(idOrName)} }
 // Policy is what a sandbox may reach, and what it has reached.
 func (c *Client) Policy(idOrName string) Policy { return Policy{c.in(idOrName)} }
 
+// Vault is the credential vault of a sandbox.
+func (c *Client) Vault(idOrName string) Vault { return Vault{c.in(idOrName)} }
+
 // Diagnostics say what is wrong with a sandbox.
 func (c *Client) Diagnostics(idOrName string) Diagnostics { return Diagnostics{c.in(idOrName)} }
 

@@ -83,6 +83,8 @@ func codeOf(status int, wireCode string) errs.Code {
 		return errs.Denied
 	case http.StatusNotFound:
 		return errs.NotFound
+	case http.StatusPreconditionFailed:
+		return errs.WrongState
 	case http.StatusConflict:
 		if wireCode == "SANDBOX::ALREADY_EXISTS" {
 			return errs.Exists

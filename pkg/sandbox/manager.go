@@ -66,6 +66,10 @@ type Config struct {
 	// Policies are the named network policies of the configuration. Recover makes them those
 	// of the store, and moves the sandboxes that follow them.
 	Policies map[string]record.Network
+	// CheckPolicy, if not nil, refuses a policy that a sandbox may not be given, because a binding
+	// of its vault is for a host that the policy does not allow. It is called under the lock of
+	// the sandbox.
+	CheckPolicy func(r *record.Record, n record.Network) error
 	// Prepared is how many prepared slots to keep, by runtime; none if nil. See Stock.
 	Prepared map[string]int
 	// Room, if not nil, fails while the host has no room for a sandbox on a runtime: then

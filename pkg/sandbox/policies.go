@@ -181,6 +181,9 @@ func (l *life) follow(ctx context.Context, r *record.Record, enforce bool) (move
 		return false, err
 	}
 	start, v, next := time.Now(), p.Newest(), *r
+	if err := l.admits(r, v.Network); err != nil {
+		return false, err
+	}
 	next.Spec.Policy.Version, next.Spec.Network, next.Spec.NetworkPolicy = v.Number, v.Network, v.NetworkPolicy
 	if enforce {
 		err = l.update(ctx, r, next.Spec.Terms(), false, true)
@@ -190,6 +193,23 @@ func (l *life) follow(ctx context.Context, r *record.Record, enforce bool) (move
 	}
 	l.log(ctx, "update", r, start, nil, err)
 	return err == nil, err
+}
+
+// notAdmitted is the refusal of a policy that a sandbox may not have, also when it is asked again.
+type notAdmitted struct{ error }
+
+func (e notAdmitted) Unwrap() error { return e.error }
+
+// admits refuses a policy that r may not have.
+func (l *life) admits(r *record.Record, n record.Network) error {
+	err := r.Admits(n)
+	if err == nil && l.cfg.CheckPolicy != nil {
+		err = l.cfg.CheckPolicy(r, n)
+	}
+	if err != nil {
+		return notAdmitted{err}
+	}
+	return nil
 }
 
 // Use gives a sandbox that runs or is paused a policy by name, or a version of one, in the
@@ -207,6 +227,9 @@ func (p *Policies) Use(ctx context.Context, idOrName string, use record.PolicyUs
 		v, ok := i.Version(use.Version)
 		if !ok {
 			return noVersion(i.Policy, use.Version)
+		}
+		if err := p.m.life.admits(r, v.Network); err != nil {
+			return err
 		}
 		t, was := r.Spec.Terms(), *r
 		t.Network, t.NetworkPolicy, t.Policy = v.Network, v.NetworkPolicy, use
@@ -234,9 +257,13 @@ func noVersion(p record.Policy, number int) error {
 }
 
 // catchUp is follow for recovery: the edit may have been cut short. A sandbox that this
-// Manager does not watch yet is registered afterwards.
+// Manager does not watch yet is registered afterwards. One that may not have the newest version
+// keeps the one it has: whoever made the edit was told so.
 func (m recovery) catchUp(ctx context.Context, r *record.Record) error {
 	_, err := m.life.follow(ctx, r, live(r.State) && m.tracker.get(r.ID) != nil)
+	if _, ok := errors.AsType[notAdmitted](err); ok {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("move it to the newest version of policy %s: %w", r.Spec.Policy.Name, err)
 	}

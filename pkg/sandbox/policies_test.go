@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -228,3 +229,94 @@ func TestPoliciesOfConfiguration(t *testing.T) {
 }
 
 func refused(_ record.PolicyEdit, err error) error { return err }
+
+// aboutRequests is a network with a rule about requests.
+func aboutRequests() record.Network {
+	return record.Network{Mode: record.NetworkRules, Rules: []record.Rule{
+		{Allow: true, Name: "api.example.com", Requests: &record.Requests{Methods: []string{"GET"}}},
+	}}
+}
+
+// TestPolicyAboutRequests: rules about requests come to no sandbox that cannot be inspected, by
+// no way: its own policy, one that it is to use, an edit of the one that it follows, the sweep.
+func TestPolicyAboutRequests(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		ctx, p := t.Context(), PoliciesOf(m)
+		mustPut(t, m, "build", 1)
+		inspected := using("build")
+		inspected.Inspect = true
+		may, not := mustCreate(t, m, inspected).ID, mustCreate(t, m, using("build")).ID
+		e, err := p.Put(ctx, "build", record.PolicyVersion{Network: aboutRequests()})
+		if err != nil || !slices.Equal(idsOf(e.Moved), []string{may}) || !slices.Equal(idsOf(e.Failed), []string{not}) {
+			t.Errorf("edited: %+v, %v; want %s moved, and not %s", e, err, may, not)
+		}
+		refused := func(err error) {
+			t.Helper()
+			if why, ok := errors.AsType[*errs.Error](err); !ok || why.Wire != record.CodeNotInspected {
+				t.Errorf("got %v", err)
+			}
+		}
+		refused(e.Reasons[not])
+		if err := m.Recover(ctx); err != nil {
+			t.Errorf("the sweep complains about what was refused: %v", err)
+		}
+		_, err = p.Use(ctx, not, record.PolicyUse{Name: "build", Version: 2, Pinned: true})
+		refused(err)
+		change := func(t *record.Terms) error { t.Network = aboutRequests(); return nil }
+		_, err = m.Update(ctx, not, change)
+		refused(err)
+		if r, err := m.Get(ctx, not); err != nil || r.Spec.Policy != (record.PolicyUse{Name: "build", Version: 1}) || h.reaches(not) != 1 {
+			t.Errorf("it has %+v, %v, and reaches %d", r.Spec.Policy, err, h.reaches(not))
+		}
+		own := mustCreate(t, m, inspected).ID
+		none := func(t *record.Terms) error { t.Network.Rules = nil; return nil }
+		if r, err := m.Update(ctx, own, none); err != nil || !r.Spec.Policy.Left {
+			t.Errorf("own: %+v, %v", r.Spec.Policy, err)
+		}
+		if r, err := m.Update(ctx, own, change); err != nil || !r.Spec.Network.AboutRequests() {
+			t.Errorf("own: %+v, %v", r.Spec.Network, err)
+		}
+		// The next edit that it may have moves it.
+		if e := mustPut(t, m, "build", 3); !slices.Equal(idsOf(e.Moved), []string{may, not}) || h.reaches(not) != 3 {
+			t.Errorf("edited again: %+v; it reaches %d", e, h.reaches(not))
+		}
+	})
+}
+
+// TestCheckPolicy: what the vault needs of a policy is asked about every change of it, and of
+// no other term.
+func TestCheckPolicy(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		ctx, p := t.Context(), PoliciesOf(m)
+		mustPut(t, m, "build", 1)
+		bound := mustCreate(t, m, using("build")).ID
+		asked := 0
+		m.life.cfg.CheckPolicy = func(r *record.Record, n record.Network) error {
+			if r.ID != bound {
+				t.Errorf("asked about %s", r.ID)
+			}
+			asked++
+			return errs.New(errs.Invalid, "binding b needs api.example.com")
+		}
+		if e := mustPut(t, m, "build", 2); !slices.Equal(idsOf(e.Failed), []string{bound}) || !errs.Is(e.Reasons[bound], errs.Invalid) {
+			t.Errorf("edited: %+v", e)
+		}
+		if _, err := p.Use(ctx, bound, record.PolicyUse{Name: "build"}); !errs.Is(err, errs.Invalid) {
+			t.Errorf("used: %v", err)
+		}
+		change := func(t *record.Terms) error { t.Network = allowing(3); return nil }
+		if _, err := m.Update(ctx, bound, change); !errs.Is(err, errs.Invalid) {
+			t.Errorf("updated: %v", err)
+		}
+		if _, err := m.Update(ctx, bound, func(t *record.Terms) error { t.Limits.CPUMillis++; return nil }); err != nil || asked != 3 {
+			t.Errorf("limits: %v, asked %d times", err, asked)
+		}
+		if h.reaches(bound) != 1 {
+			t.Errorf("it reaches %d", h.reaches(bound))
+		}
+		m.life.cfg.CheckPolicy = nil // it is unbound
+		if err := m.Recover(ctx); err != nil || h.reaches(bound) != 2 {
+			t.Errorf("the sweep: %v; it reaches %d", err, h.reaches(bound))
+		}
+	})
+}

@@ -20,8 +20,9 @@ const tellLimit = 2 * time.Second
 // daemon dies in between, the next one makes them hold. A limit below present use is
 // errs.WrongState, with the numbers. A limit that this runtime cannot change while the
 // sandbox lives is errs.Unsupported. A network policy holds at once: open flows that it
-// denies have ended when Update returns. The sandbox then no longer uses the policy that it
-// was given by name.
+// denies have ended when Update returns. A policy that the sandbox may not have is refused: see
+// Record.Admits and Config.CheckPolicy. The sandbox then no longer uses the policy that it was
+// given by name.
 func (m *Manager) Update(ctx context.Context, idOrName string, change func(*record.Terms) error) (record.Record, error) {
 	start := time.Now()
 	return m.with(ctx, "update", idOrName, func(r *record.Record) error {
@@ -35,6 +36,11 @@ func (m *Manager) Update(ctx context.Context, idOrName string, change func(*reco
 		limits, network := t.Limits != r.Spec.Limits, !t.SameNetwork(r.Spec.Terms()) || t.Policy != r.Spec.Policy
 		if !limits && !network {
 			return nil
+		}
+		if network {
+			if err := m.life.admits(r, t.Network); err != nil {
+				return err
+			}
 		}
 		m.tracker.setLimited(r.ID, false) // the next sweep makes sure of them
 		if network && t.Policy.Name != "" {

@@ -29,7 +29,7 @@ type policyShelf struct {
 // the policy loses its oldest versions. It fails with errs.Exhausted if that is not enough,
 // and beyond record.MaxPolicies.
 func (s *policyShelf) PutPolicy(ctx context.Context, name string, fixed bool, v record.PolicyVersion) (p, was record.Policy, err error) {
-	v.Network.Rules = slices.Clone(v.Network.Rules)
+	v.Network = v.Network.Clone()
 	err = s.w.commit(ctx, func(tx *bbolt.Tx) error {
 		last := 0
 		var ok bool
@@ -148,6 +148,7 @@ func claimPolicy(tx *bbolt.Tx, r *record.Record) error {
 	}
 	use.Version = v.Number
 	r.Spec.Network, r.Spec.NetworkPolicy = v.Network, v.NetworkPolicy
+	r.Spec.Inspect = r.Spec.Inspect || v.Network.AboutRequests()
 	return nil
 }
 

@@ -80,6 +80,7 @@ func fullSpec() record.Spec {
 		NetworkPolicy: []byte(`{"egress":[]}`),
 		Security:      record.SecurityStrict,
 		Policy:        record.PolicyUse{Name: "build", Version: 1, Pinned: true, Left: true},
+		Inspect:       true,
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 // look the image up if the sandbox begins as a snapshot, or if the image has no digest
 // because it is yet to be pulled. If the record asks for it, Insert adds the volumes it
 // names that do not exist. If it names a policy, Insert gives it the newest version of
-// that, or the one it is pinned to.
+// that, or the one it is pinned to, and sets Inspect if that has rules about requests.
 //
 // A new record that is Creating and says Prepared takes the prepared slot of its ID and
 // keeps the slot of that. Insert fails with errs.NotFound if there is none of its
@@ -68,6 +68,7 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 	}
 	r.Slot, r.Spec.Volumes = n.Slot, n.Spec.Volumes
 	r.Spec.Policy, r.Spec.Network, r.Spec.NetworkPolicy = n.Spec.Policy, n.Spec.Network, n.Spec.NetworkPolicy
+	r.Spec.Inspect = n.Spec.Inspect
 	return nil
 }
 
@@ -154,7 +155,7 @@ func (db *DB) Delete(ctx context.Context, id string) error {
 func own(r record.Record) record.Record {
 	r.Spec.Labels = maps.Clone(r.Spec.Labels)
 	r.Spec.Env = maps.Clone(r.Spec.Env)
-	r.Spec.Network.Rules = slices.Clone(r.Spec.Network.Rules)
+	r.Spec.Network = r.Spec.Network.Clone()
 	r.Spec.Volumes = slices.Clone(r.Spec.Volumes)
 	return r
 }

@@ -56,7 +56,7 @@ import (
 
 // Schema is the version of the file's content. A file with a newer one is refused;
 // migrations bring one with an older one forward (migrate.go).
-const Schema = 5
+const Schema = 6
 
 // reserve is how much of the file is written in advance: about two thousand
 // records of 2 KiB, twice, since bbolt copies what it changes.

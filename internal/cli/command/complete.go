@@ -37,8 +37,8 @@ var wanted = map[string][]string{
 }
 
 // complete makes every command below cmd complete its arguments by the words of its
-// usage line: SANDBOX, SNAPSHOT, VOLUME and IMAGE are completed from what the daemon
-// has, PATH and FILE by the shell, other words not at all. A new command needs no code
+// usage line: SANDBOX, SNAPSHOT, VOLUME, IMAGE and, after SANDBOX, SECRET and BINDING are
+// completed from what the daemon has, PATH and FILE by the shell, other words not at all. A new command needs no code
 // for this.
 func (p *Program) complete(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
@@ -123,6 +123,10 @@ func (p *Program) candidates(cmd *cobra.Command, kind string, have []string, typ
 		all = policyNames(ctx, cl)
 	case kind == policyOrFile:
 		all, directive = policyNames(ctx, cl), cobra.ShellCompDirectiveDefault
+	case kind == "SECRET" && len(have) > 0:
+		all = secretNames(ctx, cl, have[0])
+	case kind == "BINDING" && len(have) > 0:
+		all = bindingNames(ctx, cl, have[0])
 	case kind == "IMAGE":
 		all = imageNames(ctx, cl)
 	}
@@ -186,6 +190,28 @@ func policyNames(ctx context.Context, cl *client.Client) (out []string) {
 	}
 	for _, p := range list {
 		out = append(out, candidate(p.Name, "version "+strconv.Itoa(p.Version)+", "+errs.Count(p.Rules, "rule", "rules")))
+	}
+	return out
+}
+
+func secretNames(ctx context.Context, cl *client.Client, sandbox string) (out []string) {
+	v, err := cl.Vault(sandbox).Get(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, c := range v.Credentials {
+		out = append(out, c.Name)
+	}
+	return out
+}
+
+func bindingNames(ctx context.Context, cl *client.Client, sandbox string) (out []string) {
+	v, err := cl.Vault(sandbox).Get(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, b := range v.Bindings {
+		out = append(out, candidate(b.Name, strings.Join(b.Match.Hosts, ",")))
 	}
 	return out
 }

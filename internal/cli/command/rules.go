@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -19,6 +20,9 @@ import (
 // RuleForm is how a rule of a network policy is written.
 const RuleForm = "TARGET[:port[-port]][/proto]"
 
+// RequestForm is how a rule about requests is written.
+const RequestForm = "METHOD NAME[:port[-port]][/path]"
+
 // Rules are the network rules of a command line, in the order in which they stand there:
 // the flags --allow, --deny and --rule share one list.
 type Rules []wire.NetworkRule
@@ -26,8 +30,9 @@ type Rules []wire.NetworkRule
 // Flags adds --allow and --deny.
 func (r *Rules) Flags(f *pflag.FlagSet) {
 	f.Var(&ruleFlag{"allow", r}, "allow", "allow flows to "+RuleForm+", such as pypi.org:443, *.npmjs.org or 203.0.113.0/24:443; "+
-		"of --allow and --deny the first that matches decides")
-	f.Var(&ruleFlag{"deny", r}, "deny", "deny flows to "+RuleForm)
+		"of --allow and --deny the first that matches decides; or requests, '"+RequestForm+"', such as 'GET api.example.com/v1/*', where "+
+		"METHOD may be *")
+	f.Var(&ruleFlag{"deny", r}, "deny", "deny flows to "+RuleForm+", or requests")
 }
 
 // RuleFlag adds --rule.
@@ -68,6 +73,10 @@ func (f *ruleFlag) Set(s string) error {
 			return fmt.Errorf("want allow=TARGET or deny=TARGET, such as allow=pypi.org:443")
 		}
 	}
+	if r, ok := requestRule(action, strings.TrimSpace(target)); ok {
+		*f.rules = append(*f.rules, r)
+		return nil
+	}
 	for part := range strings.SplitSeq(target, ",") {
 		if part = strings.TrimSpace(part); part == "" {
 			return fmt.Errorf("want %s, such as pypi.org:443", RuleForm)
@@ -75,6 +84,33 @@ func (f *ruleFlag) Set(s string) error {
 		*f.rules = append(*f.rules, ruleOf(action, part))
 	}
 	return nil
+}
+
+// requestRule splits METHOD NAME[:PORT[-PORT]][/PATH]. It is false for what does not begin with
+// a method.
+func requestRule(action, s string) (r wire.NetworkRule, ok bool) {
+	method, rest, ok := strings.Cut(s, " ")
+	if !ok || method != "*" && strings.Trim(method, "ABCDEFGHIJKLMNOPQRSTUVWXYZ-") != "" {
+		return r, false
+	}
+	name, path, hasPath := strings.Cut(strings.TrimSpace(rest), "/")
+	r = ruleOf(action, name)
+	r.HTTP = &wire.HTTPRequests{}
+	if method != "*" {
+		r.HTTP.Methods = []string{method}
+	}
+	if hasPath {
+		r.HTTP.Paths = []string{"/" + path}
+	}
+	return r, true
+}
+
+// Requests is what a rule says of requests, for people; "" if it is about everything.
+func Requests(q *wire.HTTPRequests) string {
+	if q == nil {
+		return ""
+	}
+	return strings.TrimSpace(strings.Join(q.Methods, ",") + " " + strings.Join(q.Paths, ","))
 }
 
 // ruleOf splits TARGET[:PORT[-PORT]][/PROTO]. The daemon says whether the parts make sense,
@@ -96,11 +132,14 @@ func ruleOf(action, s string) wire.NetworkRule {
 	return r
 }
 
-// ruleText is what ruleOf has split.
+// ruleText is what ruleOf or requestRule has split. It has no comma, which separates rules.
 func ruleText(r wire.NetworkRule) string {
 	s := r.Target
 	if len(r.Ports) > 0 {
 		s += ":" + fmt.Sprint(r.Ports[0])
+	}
+	if q := r.HTTP; q != nil {
+		return cmp.Or(strings.Join(q.Methods, ""), "*") + " " + s + strings.ReplaceAll(strings.Join(q.Paths, ""), ",", "%2C")
 	}
 	if r.Protocol != "" {
 		s += "/" + r.Protocol

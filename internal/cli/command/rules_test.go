@@ -41,6 +41,40 @@ func TestRuleOf(t *testing.T) {
 	}
 }
 
+// TestRequestRule: so is a rule about requests, which is a text for the extension as well.
+func TestRequestRule(t *testing.T) {
+	for text, want := range map[string][2]string{
+		"GET api.example.com": {
+			`{"action":"deny","target":"api.example.com","http":{"methods":["GET"]}}`, "GET api.example.com",
+		},
+		"GET  api.example.com:443/v1/*": {
+			`{"action":"deny","target":"api.example.com","ports":[443],"http":{"methods":["GET"],"paths":["/v1/*"]}}`,
+			"GET api.example.com:443/v1/*",
+		},
+		"* *.example.com:80-443/a,b/c": {
+			`{"action":"deny","target":"*.example.com","ports":["80-443"],"http":{"paths":["/a,b/c"]}}`,
+			"* *.example.com:80-443/a%2Cb/c",
+		},
+	} {
+		var rules Rules
+		if err := (&ruleFlag{"deny", &rules}).Set(text); err != nil || len(rules) != 1 {
+			t.Fatalf("%q: %v, %v", text, rules, err)
+		}
+		b, err := json.Marshal(rules[0])
+		if got := string(b); err != nil || got != want[0] {
+			t.Errorf("%s: %s, want %s", text, got, want[0])
+		}
+		if key, got := rules.Extension(); key != wire.ExtRules || got != "deny="+want[1] {
+			t.Errorf("%s is written as %s %s, want %s", text, key, got, want[1])
+		}
+	}
+	for _, text := range []string{"a.example, b.example", "get a.example/x", "pypi.org:443/tcp"} {
+		if r, ok := requestRule("allow", text); ok {
+			t.Errorf("%q is taken for a rule about requests, %+v", text, r)
+		}
+	}
+}
+
 // TestRules: --allow and --deny keep their order, and the extension for older daemons is
 // used as long as it can be.
 func TestRules(t *testing.T) {

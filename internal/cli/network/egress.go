@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -58,11 +59,23 @@ func newEgressGet(p *command.Program) *cobra.Command {
 			if o.Format == command.Table {
 				rules = append(rules, wire.NetworkRule{Action: p.Policy.DefaultAction, Target: "(all else)"})
 			}
-			return policyRules.Show(os.Stdout, &o, rules)
+			return showRules(&o, rules)
 		}),
 	}
 	o.Flags(cmd, false)
 	return cmd
+}
+
+// showRules prints rules, with a column for requests if one is about some of them.
+func showRules(o *command.Output, rules []wire.NetworkRule) error {
+	l := policyRules
+	if slices.ContainsFunc(rules, func(r wire.NetworkRule) bool { return r.HTTP != nil }) {
+		l.Header = append(slices.Clone(l.Header), "REQUESTS")
+		l.Row = func(r wire.NetworkRule) []string {
+			return append(policyRules.Row(r), cmp.Or(command.Requests(r.HTTP), "all"))
+		}
+	}
+	return l.Show(os.Stdout, o, rules)
 }
 
 var policyRules = command.Listing[wire.NetworkRule]{
@@ -88,10 +101,12 @@ func newEgressSet(p *command.Program) *cobra.Command {
 		Short: "Replace what sandboxes may reach",
 		Long: `Replace what sandboxes may reach, and print the sandboxes. The rules are those of the
 flags, in the order in which they are given, and then those of the file. With the name of a
-policy (sandboxctl policy) they follow that policy from then on.`,
+policy (sandboxctl policy) they follow that policy from then on. Rules about requests need a
+sandbox that was created with one, or with --credential-proxy.`,
 		Example: `  sandboxctl egress set --policy policy.json lab
   sandboxctl egress set --policy build lab
   sandboxctl egress set --allow pypi.org:443 --allow '*.pythonhosted.org:443' lab
+  sandboxctl egress set --allow 'GET api.example.com/v1/*' --allow pypi.org:443 lab
   sandboxctl egress set --default allow --deny 203.0.113.0/24 lab`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {

@@ -87,7 +87,7 @@ NAME@VERSION. As JSON it has the versions that are kept and the sandboxes that u
 			if o.Format == command.Table {
 				rules = append(rules, wire.NetworkRule{Action: p.NetworkPolicy.DefaultAction, Target: "(all else)"})
 			}
-			return policyRules.Show(os.Stdout, &o, rules)
+			return showRules(&o, rules)
 		}),
 	}
 	o.Flags(cmd, false)

@@ -26,6 +26,7 @@ type createFlags struct {
 	secure  bool
 	renew   string
 	ofImage bool
+	proxy   bool
 }
 
 func newCreate(p *command.Program) *cobra.Command {
@@ -48,6 +49,7 @@ image is the snapshot's. Either runtime can use the snapshot.`,
   sandboxctl create -p 8080:8000 python -- python3 -m http.server 8000
   sandboxctl create --restart on-failure:5 --ready-port 8000 python -- python3 -m http.server 8000
   sandboxctl create --timeout 10m --renew-on-access 600 --secure-access python
+  sandboxctl create --credential-proxy --allow api.example.com:443 --name agent python
   sandboxctl create --from before-upgrade --name lab2`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if o.from == "" {
@@ -71,6 +73,9 @@ image is the snapshot's. Either runtime can use the snapshot.`,
 	cmd.Flags().StringVar(&o.from, "from", "", "id or name of a snapshot to start from, instead of an image")
 	cmd.Flags().BoolVar(&o.secure, "secure-access", false,
 		"require the token of a port even where the daemon serves other sandboxes' ports without one; see sandboxctl endpoint")
+	cmd.Flags().BoolVar(&o.proxy, "credential-proxy", false,
+		"let the sandbox have secrets that it never sees (sandboxctl secret) and rules about requests; it trusts a certificate authority "+
+			"of its own for that")
 	cmd.Flags().StringVar(&o.renew, "renew-on-access", "",
 		"minimum time left after each request to a port and each command: 300 to 86400 seconds, or a duration such as 10m")
 	cmd.Flags().BoolVar(&o.ofImage, "image-command", false, "run the ENTRYPOINT and CMD of the image, as sandboxctl run does")
@@ -88,6 +93,9 @@ func (o *createFlags) create(ctx context.Context, cl *client.Client, image strin
 		r.Image, r.SnapshotID = nil, o.from
 	}
 	r.SecureAccess = o.secure
+	if o.proxy {
+		r.CredentialProxy = &wire.CredentialProxy{Enabled: true}
+	}
 	if err := renewOnAccess(o.renew, r.Extensions); err != nil {
 		return err
 	}

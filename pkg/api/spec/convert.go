@@ -69,7 +69,7 @@ func Sandbox(r record.Record) wire.Sandbox {
 			CPUShares: r.Spec.CPUShares, ShmBytes: r.Spec.ShmBytes, LogBytes: r.Spec.LogBytes, ReadOnly: r.Spec.ReadOnly,
 			IOReadBps: r.Spec.IOReadBps, IOWriteBps: r.Spec.IOWriteBps, IOReadIOPS: r.Spec.IOReadIOPS, IOWriteIOPS: r.Spec.IOWriteIOPS,
 			Ports: showPublish(r.Spec.Publish), Network: string(r.Spec.Network.Mode), OneShot: r.Spec.OneShot, ExitCode: r.ExitCode,
-			Policy: SandboxPolicy(r.Spec.Policy),
+			Policy: SandboxPolicy(r.Spec.Policy), CredentialProxy: r.Spec.Inspect,
 		},
 	}
 	for _, t := range r.Spec.Tmpfs {

@@ -51,6 +51,11 @@ func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
 			return spec, err
 		}
 	}
+	// That of a policy by name is set by the store, which gives the sandbox its rules.
+	spec.Inspect = req.CredentialProxy != nil && req.CredentialProxy.Enabled || spec.Network.AboutRequests()
+	if spec.Inspect && o.NoInspect {
+		return spec, errNoInspect
+	}
 	return spec, nil
 }
 
@@ -83,10 +88,6 @@ func refuse(req *wire.CreateRequest) error {
 		if err := CheckAuth("image.auth", req.Image.Auth); err != nil {
 			return err
 		}
-	}
-	if req.CredentialProxy != nil && req.CredentialProxy.Enabled {
-		return errs.Wire(errs.New(errs.Unsupported, "credentialProxy is not supported by this release; leave it out"),
-			"SANDBOX::INVALID_PARAMETER")
 	}
 	return nil
 }

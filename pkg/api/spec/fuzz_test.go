@@ -31,6 +31,9 @@ func FuzzCreate(f *testing.F) {
 	f.Add([]byte(`{"image":{"uri":"python"},"networkPolicy":{"egress":[{"action":"allow","target":"::ffff:1.2.3.4"}]},` +
 		`"extensions":{"sandboxd.idle":"true","sandboxd.allow":"10.0.0.0/8,"}}`))
 	f.Add([]byte(`{"image":{"uri":"python"},"resourceLimits":{"cpu":"0.0000001","memory":"9223372036854775807","pids":"+5"}}`))
+	f.Add([]byte(`{"image":{"uri":"python"},"networkPolicy":{"egress":[{"action":"allow","target":"a.example","http":{"paths":["/v1/*"]}}]},` +
+		`"extensions":{"sandboxd.idle":"true"},"credentialProxy":{"enabled":false}}`))
+	f.Add([]byte(`{"image":{"uri":"python"},"extensions":{"sandboxd.idle":"true","sandboxd.rules":"deny=GET a.example/x"}}`))
 	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName, NoVolumes: true}
 	o.Complete()
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -43,6 +46,10 @@ func FuzzCreate(f *testing.F) {
 				if spec.MemoryBytes < minMemory || spec.CPUMillis < minMillis || spec.Pids < minPids || len(spec.Labels) > maxLabels ||
 					len(spec.Env) > maxEnv || spec.Timeout < 0 {
 					t.Fatalf("out of bounds: %+v", spec)
+				}
+				asked := req.CredentialProxy != nil && req.CredentialProxy.Enabled
+				if spec.Inspect != (asked || spec.Network.AboutRequests()) {
+					t.Fatalf("%s: inspected is %v", body, spec.Inspect)
 				}
 				kept(t, spec)
 				return
@@ -277,11 +284,15 @@ func FuzzPolicies(f *testing.F) {
 	f.Add([]byte(`{"egress":[{"action":"allow","target":"1.1.1.1","ports":[1]}],"Egress":[{"action":"deny","target":"2.2.2.2"}]}`))
 	f.Add([]byte(`[{"action":"allow","target":"1.1.1.1"},{"action":"deny","target":"1.1.1.1/32","ports":["1-2"]}]`))
 	f.Add([]byte(`["203.0.113.7"," 203.0.113.7/32"]`))
+	f.Add([]byte(`{"egress":[{"action":"allow","target":"a.example","http":{"methods":["GET"]},"HTTP":{"paths":["/v1/*"]}}]}`))
+	f.Add([]byte(`[{"action":"deny","target":"api.example","http":{"methods":["PUT","GET"]}},{"action":"allow","target":"API.example",` +
+		`"http":{"methods":["GET","PUT"]}},{"action":"allow","target":"api.example","ports":[443],"http":{"paths":["/"]}}]`))
 	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName}
 	o.Complete()
 	was := wire.NetworkPolicy{DefaultAction: "deny", Egress: []wire.NetworkRule{
 		{Action: "allow", Target: "203.0.113.7"},
 		{Action: "deny", Target: "203.0.113.0/24", Ports: []any{"1-1023"}},
+		{Action: "allow", Target: "api.example", HTTP: &wire.HTTPRequests{Methods: []string{"GET"}}},
 	}}
 	refused := func(t *testing.T, b []byte, err error) {
 		if c := errs.CodeOf(err); c != errs.Invalid && c != errs.Unsupported || len(err.Error()) > 2000 {
@@ -300,6 +311,12 @@ func FuzzPolicies(f *testing.F) {
 			}
 		} else if terms.Network.Mode != record.NetworkRules || len(terms.Network.Rules) > 0 {
 			t.Fatalf("%q allows %v", b, terms.Network)
+		}
+		// The rules alone, as of a policy of the configuration, are shown as they are enforced.
+		if shown, err := json.Marshal(PolicyOf(record.Terms{Network: terms.Network}).Policy); err != nil {
+			t.Fatal(err)
+		} else if back, err := policy.FromJSON(shown); terms.Network.Mode != "" && (err != nil || !sameRules(back, terms.Network)) {
+			t.Fatalf("%q is shown as %s, which is %v, %v", b, shown, back, err)
 		}
 		twice := func(edit Edit) {
 			once := edit(was)
@@ -321,6 +338,11 @@ func FuzzPolicies(f *testing.F) {
 			twice(edit)
 		}
 	})
+}
+
+// sameRules compares rules, of which none are nil or not.
+func sameRules(a, b record.Network) bool {
+	return a.Mode == b.Mode && (len(a.Rules)+len(b.Rules) == 0 || reflect.DeepEqual(a.Rules, b.Rules))
 }
 
 // checkRenewal fails unless a time that is accepted lies ahead, and can be stored and shown.

@@ -59,8 +59,9 @@ type Offer struct {
 	NoVolumes bool // there are no named volumes
 
 	NoPolicies bool // there are no named policies
+	NoInspect  bool // requests cannot be inspected: neither rules about them nor a vault
 
-	// ParseRule parses TARGET[:port[-port]][/proto] of sandboxd.allow. (policy.ParseRule)
+	// ParseRule parses a rule of sandboxd.allow. (policy.ParseRule)
 	// ParsePolicy parses a networkPolicy as it was sent. (policy.FromJSON)
 	// Where one is nil, rules of that form are refused.
 	ParseRule   func(string) (record.Rule, error)
@@ -106,5 +107,8 @@ func (o *Offer) Complete() {
 		o.ParsePolicy = func([]byte) (record.Network, error) { return record.Network{}, errNoRules }
 	}
 }
+
+var errNoInspect = errs.New(errs.Unsupported, "this daemon was built without a way to inspect requests; leave out credentialProxy, "+
+	"and the http of rules")
 
 var errNoRules = errs.New(errs.Unsupported, "this daemon was built without network rules; leave them out")

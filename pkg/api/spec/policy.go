@@ -69,6 +69,9 @@ func (o *Offer) reachable(r record.Rule) error {
 
 func (o *Offer) parsePolicy(raw []byte) (record.Network, error) {
 	n, err := o.ParsePolicy(raw)
+	if err == nil && o.NoInspect && n.AboutRequests() {
+		err = errNoInspect
+	}
 	if err != nil {
 		err = errs.New(errs.CodeOf(err), "networkPolicy: %s", httperr.Clip(err.Error(), 400)) // it repeats what was sent
 	}
@@ -98,7 +101,9 @@ func (o *Offer) ReplacePolicy(b []byte) (Edit, error) {
 }
 
 // MergeRules reads rules and puts them before the present ones. The first rule for a
-// target counts, so the present rules that it covers wholly are dropped.
+// target counts, so the present rules that it covers wholly are dropped: those for the same
+// ports and protocol, or of the same target if it is for all of them, and for the same
+// requests if it is not for all of them.
 func (o *Offer) MergeRules(b []byte) (Edit, error) {
 	var rules []wire.NetworkRule
 	if err := Decode(b, &rules); err != nil {
@@ -121,10 +126,11 @@ func (o *Offer) MergeRules(b []byte) (Edit, error) {
 		covered := map[string]bool{}
 		for _, r := range slices.Concat(rules, p.Egress) {
 			whole, part := o.targetKey(r.Target), o.rangeKey(r)
-			if covered[whole] || covered[part] {
+			narrow := part + requestsKey(r.HTTP)
+			if covered[whole] || covered[part] || covered[narrow] {
 				continue
 			}
-			covered[part] = true
+			covered[narrow] = true
 			merged.Egress = append(merged.Egress, r)
 		}
 		return merged
@@ -184,6 +190,16 @@ func (o *Offer) rangeKey(r wire.NetworkRule) string {
 	return fmt.Sprintf("%s %v %s", o.targetKey(r.Target), r.Ports, r.Protocol)
 }
 
+// requestsKey is the same for two ways to write the same methods and patterns, and "" for all
+// requests.
+func requestsKey(q *wire.HTTPRequests) string {
+	if q == nil {
+		return ""
+	}
+	set := func(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
+	return fmt.Sprintf(" %q %q", set(q.Methods), set(q.Paths))
+}
+
 // PolicyOf shows the policy as it was sent, or else the rules as they are enforced.
 func PolicyOf(t record.Terms) wire.PolicyStatus {
 	p := wire.NetworkPolicy{}
@@ -197,7 +213,11 @@ func PolicyOf(t record.Terms) wire.PolicyStatus {
 			if r.Allow {
 				action = "allow"
 			}
-			p.Egress = append(p.Egress, wire.NetworkRule{Action: action, Target: r.Target(), Ports: portsOf(r), Protocol: r.Proto})
+			rule := wire.NetworkRule{Action: action, Target: r.Target(), Ports: portsOf(r), Protocol: r.Proto}
+			if q := r.Requests; q != nil {
+				rule.HTTP = &wire.HTTPRequests{Methods: q.Methods, Paths: q.Paths}
+			}
+			p.Egress = append(p.Egress, rule)
 		}
 	}
 	if p.DefaultAction == "" {

@@ -142,7 +142,7 @@ type Platform struct {
 	Arch string `json:"arch"`
 }
 
-// CredentialProxy asks for a credential vault.
+// CredentialProxy asks for a sandbox that may have a credential vault and rules about requests.
 type CredentialProxy struct {
 	Enabled bool `json:"enabled"`
 }
@@ -154,12 +154,21 @@ type NetworkPolicy struct {
 	Egress        []NetworkRule `json:"egress"`
 }
 
-// NetworkRule allows or denies a target. Ports and Protocol are ours.
+// NetworkRule allows or denies a target. Ports, Protocol and HTTP are ours.
 type NetworkRule struct {
 	Action   string `json:"action"`
 	Target   string `json:"target"`
 	Ports    []any  `json:"ports,omitempty"`    // 443 or "8000-8100"; absent: all
 	Protocol string `json:"protocol,omitempty"` // tcp, udp or icmp; absent: all
+	// HTTP narrows a rule by name to some requests; nil: all that the target is sent.
+	HTTP *HTTPRequests `json:"http,omitempty"`
+}
+
+// HTTPRequests are requests with one of the methods and a path that one of the patterns
+// matches. An absent list means all; one of them is given. (ours)
+type HTTPRequests struct {
+	Methods []string `json:"methods,omitempty"` // in capitals: GET
+	Paths   []string `json:"paths,omitempty"`   // /v1/*; a * stands for any text, slashes included
 }
 
 // PolicyStatus answers /policy on port 18080 and /sandboxes/{id}/networkpolicy.
@@ -219,7 +228,9 @@ type Info struct {
 	Network     string          `json:"network"`
 	Policy      *SandboxPolicy  `json:"policy,omitempty"` // absent: no policy was named
 	OneShot     bool            `json:"oneShot,omitempty"`
-	ExitCode    *int            `json:"exitCode,omitempty"`
+	// CredentialProxy: it may have a credential vault and rules about requests.
+	CredentialProxy bool `json:"credentialProxy,omitempty"`
+	ExitCode        *int `json:"exitCode,omitempty"`
 	// Restarts by the restart policy since somebody created or started the sandbox, and
 	// when the next one is; NextStart is absent if none is due.
 	Restarts    int        `json:"restarts,omitempty"`

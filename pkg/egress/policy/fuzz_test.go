@@ -1,8 +1,10 @@
 package policy
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -22,11 +24,15 @@ func FuzzDecide(f *testing.F) {
 		"b.a.test", uint32(0x08080808), uint8(6), uint16(80))
 	f.Add([]byte("pypi.org:443"), "pypi.org", uint32(0x08080808), uint8(6), uint16(443))
 	f.Add([]byte("203.0.113.0/24:443/tcp"), "x", uint32(0xcb007105), uint8(6), uint16(443))
+	f.Add([]byte("GET API.example.com:443/v1/*"), "api.example.com", uint32(0x08080808), uint8(6), uint16(443))
+	f.Add([]byte("* *.example.com:80-443/a%2Fb"), "api.example.com", uint32(0x08080808), uint8(6), uint16(80))
+	f.Add([]byte(`{"egress":[{"action":"allow","target":"a.test","ports":[80,443],"http":{"methods":["GET"],"paths":["/v1/*"]}},`+
+		`{"action":"deny","target":"*.test","http":{"paths":["/"]}}]}`), "a.test", uint32(0x08080808), uint8(6), uint16(443))
 	f.Fuzz(func(t *testing.T, b []byte, name string, to uint32, proto uint8, port uint16) {
 		n, err := FromJSON(b)
 		if r, rerr := ParseRule(string(b)); rerr == nil {
 			n, err = record.Network{Mode: record.NetworkRules, Rules: []record.Rule{r}}, nil
-			if again, err := ParseRule(strings.TrimPrefix(r.String(), "allow ")); err != nil || again != r {
+			if again, err := ParseRule(asWritten(r)); err != nil || !reflect.DeepEqual(again, r) {
 				t.Fatalf("%q: %v comes back as %v, %v", b, r, again, err)
 			}
 		}
@@ -58,6 +64,15 @@ func FuzzDecide(f *testing.F) {
 	})
 }
 
+// asWritten is a rule that ParseRule has read, as it is written.
+func asWritten(r record.Rule) string {
+	q := r.Requests
+	if r.Requests = nil; q == nil {
+		return strings.TrimPrefix(r.String(), "allow ")
+	}
+	return cmp.Or(strings.Join(q.Methods, ""), "*") + " " + strings.TrimPrefix(r.String(), "allow ") + strings.Join(q.Paths, "")
+}
+
 // readOneByOne is what the documents say of rules.
 func readOneByOne(n record.Network, f Flow, name string) bool {
 	inside := f.Dst.IsPrivate()
@@ -68,6 +83,9 @@ func readOneByOne(n record.Network, f Flow, name string) bool {
 		ports := r.Ports[1] == 0 || HasPorts(f.Proto) && r.Ports[0] <= f.Port && f.Port <= r.Ports[1]
 		if !ports || r.Proto != "" && protocols[r.Proto] != f.Proto {
 			continue
+		}
+		if r.Allow && r.Requests != nil {
+			continue // nobody has seen a request
 		}
 		if r.Name != "" {
 			below, wild := strings.CutPrefix(r.Name, "*")

@@ -100,6 +100,11 @@ func Compile(h Host, n record.Network) (*Policy, error) {
 	if len(n.Rules) > MaxRules {
 		return nil, errs.New(errs.Invalid, "%d network rules: at most %d are allowed; join ranges into one CIDR", len(n.Rules), MaxRules)
 	}
+	if size := sizeOfRequests(n.Rules); size > maxRequests {
+		return nil, errs.New(errs.Invalid, "the rules about requests have %d KiB of methods and paths, those of each port counted; "+
+			"at most %d KiB are allowed: write ranges of ports, and patterns such as /v1/* in the place of several paths", size>>10,
+			maxRequests>>10)
+	}
 	p := &Policy{mode: n.Mode, rules: make([]rule, 0, len(h.Deny)+len(h.Allow)+len(n.Rules))}
 	for _, layer := range []struct {
 		rules []record.Rule

@@ -21,6 +21,24 @@ const (
 	maxPaths   = 128
 )
 
+// maxRequests bounds the methods and paths of all rules together, in bytes: a rule with a list of
+// ports becomes one for each, and each request is compared with all of them.
+const maxRequests = 256 << 10
+
+// sizeOfRequests counts what maxRequests bounds. A method or a path has at least 8 bytes, so that
+// there are at most 32,768 of them.
+func sizeOfRequests(rules []record.Rule) (size int) {
+	for _, r := range rules {
+		if r.Requests == nil {
+			continue
+		}
+		for _, s := range slices.Concat(r.Requests.Methods, r.Requests.Paths) {
+			size += max(len(s), 8)
+		}
+	}
+	return size
+}
+
 // condition is record.Requests compiled.
 type condition struct {
 	methods []string

@@ -14,16 +14,21 @@ import (
 
 // ParseRule reads an allow rule as people write it:
 //
-//	TARGET[:PORT[-PORT]][/PROTO]    pypi.org:443   *.pypi.org   203.0.113.0/24:443   1.2.3.4:123/udp
+//	TARGET[:PORT[-PORT]][/PROTO]      pypi.org:443   *.pypi.org   203.0.113.0/24:443   1.2.3.4:123/udp
+//	METHOD NAME[:PORT[-PORT]][/PATH]  GET api.example.com/v1/*   * api.example.com:8443/v1/*
 //
-// TARGET is a name, an address or a CIDR. An address has one spelling only: no leading
-// zeros, no host bits, no IPv6. A name comes back in its normal form. The error says what
-// to write instead.
+// The second form is a rule about requests (record.Requests): METHOD is one method or *, PATH one
+// pattern of paths (paths.Pattern). TARGET is a name, an address or a CIDR. An address has one
+// spelling only: no leading zeros, no host bits, no IPv6. A name comes back in its normal form.
+// The error says what to write instead.
 func ParseRule(s string) (record.Rule, error) {
 	r := record.Rule{Allow: true}
 	bad := func(format string, args ...any) (record.Rule, error) {
 		return record.Rule{}, errs.New(errs.Invalid, "network rule %q: "+format+"; write TARGET[:port[-port]][/proto], "+
 			"such as pypi.org:443 or 203.0.113.0/24:443/tcp", append([]any{short(s)}, args...)...)
+	}
+	if method, rest, ok := strings.Cut(s, " "); ok && (method == "*" || isMethod(method)) {
+		return parseRequests(s, method, strings.TrimSpace(rest))
 	}
 	if strings.Contains(s, "://") {
 		return bad("a URL is no target: write the host that it names")
@@ -66,6 +71,30 @@ func ParseRule(s string) (record.Rule, error) {
 	return r, nil
 }
 
+// parseRequests reads a rule about requests, s, without its method.
+func parseRequests(s, method, rest string) (record.Rule, error) {
+	host, path, hasPath := strings.Cut(rest, "/")
+	r, err := ParseRule(host)
+	if err != nil {
+		return r, err
+	}
+	r.Requests = &record.Requests{}
+	if method != "*" {
+		r.Requests.Methods = []string{method}
+	}
+	if hasPath {
+		r.Requests.Paths = []string{"/" + path}
+	}
+	if _, err := compileRequests(r.Requests); err != nil {
+		return record.Rule{}, errs.New(errs.Invalid, "network rule %q: %s", short(s), err)
+	}
+	if r.Name == "" || r.Requests.Methods == nil && r.Requests.Paths == nil {
+		return record.Rule{}, errs.New(errs.Invalid, "network rule %q: a rule about requests has a name, and a method or a path; write "+
+			"METHOD NAME[:port[-port]][/path], such as GET api.example.com/v1/*", short(s))
+	}
+	return r, nil
+}
+
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
 func parsePort(s string) (uint16, bool) {
@@ -101,7 +130,7 @@ func errIPv6(s string) error {
 	return errs.New(errs.Unsupported, "network rule %q: IPv6 is blocked in this release; use an IPv4 address", short(s))
 }
 
-// networkPolicy is OpenSandbox's NetworkPolicy, with our fields ports and protocol
+// networkPolicy is OpenSandbox's NetworkPolicy, with our fields ports, protocol and http
 // added. Unknown fields are refused.
 type networkPolicy struct {
 	DefaultAction string `json:"defaultAction"`
@@ -110,6 +139,10 @@ type networkPolicy struct {
 		Target   string            `json:"target"`
 		Ports    []json.RawMessage `json:"ports"`    // 443 or "8000-8100"; absent: all
 		Protocol string            `json:"protocol"` // absent: all
+		HTTP     *struct {         // absent: all that the target is sent
+			Methods []string `json:"methods"` // absent: all
+			Paths   []string `json:"paths"`   // absent: all
+		} `json:"http"`
 	} `json:"egress"`
 }
 
@@ -121,7 +154,7 @@ func FromJSON(data []byte) (record.Network, error) {
 	d.DisallowUnknownFields()
 	if err := d.Decode(&p); err != nil {
 		return record.Network{}, errs.Wrap(err, errs.Invalid, "networkPolicy is not {defaultAction, egress: [{action, target, ports, "+
-			"protocol}]}: %s", err)
+			"protocol, http: {methods, paths}}]}: %s", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return record.Network{}, errs.New(errs.Invalid, "networkPolicy has data after its JSON object")
@@ -151,6 +184,12 @@ func FromJSON(data []byte) (record.Network, error) {
 			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].ports is empty; leave it out for all ports", i)
 		}
 		r := record.Rule{Allow: e.Action == "allow", Name: name, Prefix: prefix, Proto: e.Protocol}
+		if q := e.HTTP; q != nil {
+			r.Requests = &record.Requests{Methods: q.Methods, Paths: q.Paths}
+			if err := checkRequests(r.Requests); err != nil {
+				return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].http: %s", i, err)
+			}
+		}
 		if e.Ports == nil {
 			n.Rules = append(n.Rules, r)
 		}
@@ -164,6 +203,21 @@ func FromJSON(data []byte) (record.Network, error) {
 	}
 	_, err := Compile(Host{}, n)
 	return n, err
+}
+
+// checkRequests checks what a client sent. It refuses empty lists: a client that means none of
+// the methods would get all of them.
+func checkRequests(q *record.Requests) error {
+	switch {
+	case q.Methods == nil && q.Paths == nil:
+		return errs.New(errs.Invalid, "it has neither methods nor paths; leave http out for everything that the target is sent")
+	case q.Methods != nil && len(q.Methods) == 0:
+		return errs.New(errs.Invalid, "methods is empty; leave it out for all methods")
+	case q.Paths != nil && len(q.Paths) == 0:
+		return errs.New(errs.Invalid, "paths is empty; leave it out for all paths")
+	}
+	_, err := compileRequests(q)
+	return err
 }
 
 func parsePorts(raw json.RawMessage) (ports [2]uint16, err error) {

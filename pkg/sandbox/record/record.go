@@ -175,7 +175,8 @@ type Spec struct {
 
 	Network Network `json:"network"`
 	// Inspect says that the policy may decrypt hosts: the guest trusts an authority of its own.
-	// It holds for its whole life.
+	// It holds for its whole life. Without it the sandbox gets neither rules about requests
+	// (Admits) nor a vault.
 	Inspect bool      `json:"inspect,omitempty"`
 	Publish []Publish `json:"publish,omitempty"`
 	// SecureAccess makes every listener require the tokens of its ports.
@@ -263,6 +264,23 @@ const (
 type Network struct {
 	Mode  NetworkMode `json:"mode"`
 	Rules []Rule      `json:"rules,omitempty"`
+}
+
+// AboutRequests reports whether a rule is about requests: such rules take effect only where
+// Spec.Inspect is set.
+func (n Network) AboutRequests() bool {
+	return slices.ContainsFunc(n.Rules, func(r Rule) bool { return r.Requests != nil })
+}
+
+// Clone copies n and all that it refers to.
+func (n Network) Clone() Network {
+	n.Rules = slices.Clone(n.Rules)
+	for i, r := range n.Rules {
+		if q := r.Requests; q != nil {
+			n.Rules[i].Requests = &Requests{slices.Clone(q.Methods), slices.Clone(q.Paths)}
+		}
+	}
+	return n
 }
 
 // Rule allows or denies flows to a name or to addresses. Zero Ports: every port. Empty

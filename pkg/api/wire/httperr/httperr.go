@@ -9,6 +9,7 @@
 package httperr
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"math"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // table is the one place where a code becomes a status. The wire code is the
@@ -37,6 +39,9 @@ var table = map[errs.Code]struct {
 	errs.Unavailable: {http.StatusServiceUnavailable, "DOCKER::INITIALIZATION_ERROR"},
 	errs.Internal:    {http.StatusInternalServerError, "GENERAL::UNKNOWN_ERROR"},
 }
+
+// byWire are the wire codes that have a status of their own, wherever their errors are made.
+var byWire = map[string]int{record.CodeNotInspected: http.StatusPreconditionFailed}
 
 // Codes lists the codes that the table knows, in no order.
 func Codes() []errs.Code { return slices.Collect(maps.Keys(table)) }
@@ -97,7 +102,7 @@ func Body(err error, requestID string) (int, wire.Error) {
 			body.Message = e.Text + " (more in the log of sandboxd, request " + requestID + ")"
 		}
 	}
-	status := row.status
+	status := cmp.Or(byWire[body.Code], row.status)
 	if h, ok := errors.AsType[*statusError](err); ok {
 		status = h.status
 	}
