@@ -428,6 +428,8 @@ func (d *Daemon) openManager() error {
 		StartLimit: time.Duration(d.cfg.Runtime.StartTimeout),
 		NoSweep:    d.noSweep(),
 		Policies:   d.cfg.Networks(),
+
+		CheckPolicy: d.secrets.CheckPolicy,
 		Log:        d.log,
 		Prepared:   map[string]int{oci.Runsc: d.cfg.Prepared.Runsc, oci.Runc: d.cfg.Prepared.Runc},
 		Room:       func(ctx context.Context, runtime string) error { return d.gate.Room(ctx, runtime) },

@@ -42,6 +42,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Keys:              d.store,
 		Volumes:           sandbox.VolumesOf(d.manager),
 		Policies:          sandbox.PoliciesOf(d.manager),
+		Vaults:            d.secrets,
 		Flows:             flows{d.egress.FlowLog},
 		Insecure:          d.cfg.Listen.Insecure,
 		Secret:            secret,
