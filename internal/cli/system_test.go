@@ -36,6 +36,7 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 		Snapshots: []wire.Disk{{ID: "snap-" + testID, Name: "before", State: "Ready", Bytes: 7 << 20}}, Lost: 2, ReclaimableBytes: 5 << 20,
 		Deleting: &wire.Deleting{Sandboxes: 2, Since: time.Now().Add(-3 * time.Minute), Bytes: 9 << 20},
 		Prepared: wire.PreparedSlots{Slots: 4, Bytes: 64 << 10},
+		Pool:     wire.Space{FreeBytes: 3 << 30, TotalBytes: 4 << 30, ReadyBytes: 1 << 29},
 	})
 	mux.HandleFunc("GET /v1/system/backup", backup)
 	mux.HandleFunc("/v1/system/drain", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
@@ -61,7 +62,8 @@ func TestSystem(t *testing.T) {
 		"df": {
 			"base:latest   100MiB", "lab    Running   3MiB   1GiB", "before   Ready   7MiB", "disks and snapshots in lost+found: 2",
 			"5MiB can be freed", "still taking apart: 2 (9MiB); the first was deleted 3 minutes ago",
-			"prepared slots, which wait for a create: 4 (64KiB)",
+			"prepared slots, which wait for a create: 4 (64KiB)", "pool 3GiB free of 4GiB",
+			"ready 512MiB of the pool: written once; the first write to the rest is slow",
 		},
 		"info -o json": {`"strays": [`},
 		"df -o json":   {`"lost": 2`},
