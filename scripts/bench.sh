@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures the programs in build/bin against their baselines, writes build/bench.json and
-# prints a table. A whole run also replaces the table in docs/benchmarks.md. Arguments are
-# passed to test/bench, for example -quick.
+# prints a table. A whole run also replaces the table in docs/benchmarks.md; with -merge, a
+# run of some rows (-run REGEX) replaces these. Arguments are passed to test/bench, for
+# example -quick.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" -eq 0 ] || { echo "bench: sandboxd makes namespaces, cgroups and firewall rules, so this needs root" >&2; exit 1; }
