@@ -26,6 +26,8 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 	answer("info", wire.SystemInfo{
 		Version: wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}, Started: time.Now(),
 		Cgroups:       "unified",
+		CPU:           "Fast",
+		CPUs:          2,
 		DrainingSince: new(time.Now()),
 		Pool:          "btrfs\x1b[2J", Sandboxes: map[string]int{"Running": 2, "Failed": 1}, NoSweep: "the state was restored",
 		Strays: strays,
@@ -56,7 +58,7 @@ func TestSystem(t *testing.T) {
 	d := newSystemDaemon(t, http.NotFound, testID)
 	for cmd, wants := range map[string][]string{
 		"info": {
-			"v1 (go1.26), instance a", "1 Failed, 2 Running", "not swept   the state was restored", "draining    since",
+			"v1 (go1.26), instance a", "cpu         2 CPUs (Fast)\n", "1 Failed, 2 Running", "not swept   the state was restored", "draining    since",
 			"strays      " + testID + " (", `btrfs\x1b[2J`,
 		},
 		"df": {
