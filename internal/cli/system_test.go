@@ -58,7 +58,8 @@ func TestSystem(t *testing.T) {
 	d := newSystemDaemon(t, http.NotFound, testID)
 	for cmd, wants := range map[string][]string{
 		"info": {
-			"v1 (go1.26), instance a", "cpu         2 CPUs (Fast)\n", "1 Failed, 2 Running", "not swept   the state was restored", "draining    since",
+			"v1 (go1.26), instance a", "cpu         2 CPUs (Fast)\n",
+			"1 Failed, 2 Running", "not swept   the state was restored", "draining    since",
 			"strays      " + testID + " (", `btrfs\x1b[2J`,
 		},
 		"df": {
