@@ -135,14 +135,14 @@ func (b *LoopPool) reserve(ctx context.Context, f *os.File) error {
 	// Without this check fallocate takes all there is before it fails.
 	free := int64(st.Bavail) * st.Bsize
 	if free < b.bytes {
-		return errs.Wrap(unix.ENOSPC, errs.Exhausted, "allocate the storage pool: the disk of the state directory has %d MiB free, pool_size "+
-			"is %d MiB: lower pool_size or free space", free>>20, b.bytes>>20)
+		return errs.Wrap(unix.ENOSPC, errs.Exhausted, "allocate the storage pool: the disk of the state directory has %d MiB free, "+
+			"pool_size is %d MiB: lower pool_size or free space", free>>20, b.bytes>>20)
 	}
 	err := allocate(ctx, f, b.bytes)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) {
-		return errs.Wrap(err, errs.Exhausted, "allocate the storage pool: the disk of the state directory had %d MiB free, and does not take "+
-			"%d MiB (pool_size): %v; another program fills it, a quota or a limit holds, or the device below has less than it says: lower "+
-			"pool_size or free space", free>>20, b.bytes>>20, err)
+		return errs.Wrap(err, errs.Exhausted, "allocate the storage pool: the disk of the state directory had %d MiB free, and does not "+
+			"take %d MiB (pool_size): %v; another program fills it, a quota or a limit holds, or the device below has less than it says: "+
+			"lower pool_size or free space", free>>20, b.bytes>>20, err)
 	}
 	if err != nil {
 		return fmt.Errorf("allocate %d bytes for %s: %w", b.bytes, f.Name(), err)
