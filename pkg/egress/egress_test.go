@@ -479,12 +479,13 @@ func TestSquatter(t *testing.T) {
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
 	}
-	gw := inst.Gateway().String()
-	ports := []int{ProxyPort, ResolverPort, policy.DNSPort}
+	var ports []string
+	for _, port := range []uint16{ProxyPort, ResolverPort, policy.DNSPort} {
+		ports = append(ports, netip.AddrPortFrom(inst.Gateway(), port).String())
+	}
 	came := make(chan net.Addr, 100)
 	var squat []io.Closer
-	for _, port := range ports {
-		at := fmt.Sprintf("%s:%d", gw, port)
+	for _, at := range ports {
 		l, err := net.Listen("tcp4", at)
 		if err != nil {
 			t.Fatal(err)
@@ -512,13 +513,13 @@ func TestSquatter(t *testing.T) {
 	w.silent(id, "tcp", "203.0.113.1:80")
 	for _, network := range []string{"tcp", "udp"} {
 		w.refused(id, network, "8.8.8.8:53")
-		for _, port := range ports {
-			w.refused(id, network, fmt.Sprintf("%s:%d", gw, port))
+		for _, at := range ports {
+			w.refused(id, network, at)
 		}
 	}
-	for _, port := range ports { // what the host sends comes, and behind what the guest sent
+	for _, at := range ports { // what the host sends comes, and behind what the guest sent
 		for _, network := range []string{"tcp", "udp"} {
-			c, err := net.Dial(network, fmt.Sprintf("%s:%d", gw, port))
+			c, err := net.Dial(network, at)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -526,7 +527,7 @@ func TestSquatter(t *testing.T) {
 				t.Fatal(err)
 			}
 			if from := <-came; from.String() != c.LocalAddr().String() {
-				t.Errorf("port %d by %s got something from %s", port, network, from)
+				t.Errorf("%s by %s got something from %s", at, network, from)
 			}
 			c.Close()
 		}
