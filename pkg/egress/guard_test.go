@@ -632,6 +632,41 @@ func TestServerSpeaks(t *testing.T) {
 	}
 }
 
+// TestLockKeepsTranslation: while a lock is replaced, and its chain of NAT is the only one of
+// the host, the packets of an open connection are translated.
+func TestLockKeepsTranslation(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:9090"))
+	near, far := w.line(id, "203.0.113.1:9090")
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.run("sh", "-c", `printf '*filter\nCOMMIT\n*nat\nCOMMIT\n*mangle\nCOMMIT\n*raw\nCOMMIT\n' | iptables-restore`)
+	hears(t, "without chains", near, far)
+	replaced := make(chan error, 1)
+	go func() {
+		for range 30 {
+			if err := e.lock.install(nil); err != nil {
+				replaced <- err
+				return
+			}
+		}
+		replaced <- nil
+	}()
+	for done := false; !done; {
+		hears(t, "while the lock is replaced", near, far)
+		hears(t, "the other way", far, near)
+		select {
+		case err := <-replaced:
+			if done = true; err != nil {
+				t.Fatal(err)
+			}
+		default:
+		}
+	}
+}
+
 // name has Config.Uplinks name these.
 func (w *world) name(links ...string) {
 	w.mu.Lock()
