@@ -67,5 +67,6 @@ func arp(args []string) (string, error) {
 	ip := netip.MustParseAddr(args[0]).AsSlice()
 	frame := append(append(append([]byte{}, all...), mac...), 0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2) // an answer of RFC 826
 	frame = append(append(append(frame, mac...), ip...), all...)
-	return "", unix.Sendto(fd, append(frame, ip...), 0, &unix.SockaddrLinklayer{Ifindex: link.Index, Halen: 6, Addr: [8]byte(append(all, 0, 0))})
+	to := &unix.SockaddrLinklayer{Ifindex: link.Index, Halen: 6, Addr: [8]byte(append(all, 0, 0))}
+	return "", unix.Sendto(fd, append(frame, ip...), 0, to)
 }
