@@ -114,7 +114,7 @@ func (d *Daemon) onDeny(n egress.Denial) {
 	denied := denialOf(n, now)
 	d.denials.note(n.ID, denied)
 	level := slog.LevelDebug
-	text := "denied " + denied.Protocol + " " + denied.Target() + ": " + n.Rule
+	text := "denied " + denied.Protocol + " " + denied.Target() + ": " + denied.Reason
 	if d.history.Note(n.ID, history.Network, now, text) && d.denials.allow(n.ID, now) {
 		level = slog.LevelInfo
 		d.denials.tellReaders(n.ID, denied.Protocol+" "+denied.Target()+": "+denied.Reason)
@@ -126,7 +126,7 @@ func (d *Daemon) onDeny(n egress.Denial) {
 	if denied.Name != "" {
 		attrs = append(attrs, "name", denied.Name)
 	}
-	d.log.Log(context.Background(), level, "denied", append(attrs, "rule", n.Rule, "by", n.By)...)
+	d.log.Log(context.Background(), level, "denied", append(attrs, "rule", n.Rule, "by", n.By, "reason", denied.Reason)...)
 }
 
 // onOperation is called for every operation of the Manager.
