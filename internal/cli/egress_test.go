@@ -177,6 +177,7 @@ func TestEgressExplained(t *testing.T) {
 	no := wire.Explanation{Target: "pypi.org:443/tcp", Verdict: wire.VerdictDeny, Reason: "no rule allows it", Allow: "pypi.org:443"}
 	yes := wire.Explanation{Target: "pypi.org:443/tcp", Verdict: wire.VerdictAllow, Reason: "by the rule allow pypi.org:443"}
 	never := wire.Explanation{Target: "10.0.0.1:22/tcp", Verdict: wire.VerdictDeny, Reason: "host address", Names: []string{"a", "b"}}
+	resolver := wire.Explanation{Target: "8.8.8.8:53/tcp", Verdict: wire.VerdictAllow, By: "dns", Reason: "port 53 is the resolver's"}
 	limited := &wire.Denial{Reason: "over a limit"}
 	var mu sync.Mutex
 	var explained wire.Explanation
@@ -243,6 +244,16 @@ func TestEgressExplained(t *testing.T) {
 			wire.NetworkTest{Target: "pypi.org:443/tcp", Step: "connect", Error: "refused", Denied: limited, Explanation: yes},
 			1,
 			"not reached: pypi.org:443/tcp in 0.0 ms\nconnect: refused\ndenied: over a limit\n",
+		},
+		{
+			wire.NetworkTest{Target: "8.8.8.8:53/tcp", Reached: true, Step: "connect", Address: "8.8.8.8", Explanation: resolver},
+			0,
+			"answered by sandboxd's resolver: 8.8.8.8:53/tcp (8.8.8.8) in 0.0 ms\nnote: port 53 is the resolver's\n",
+		},
+		{
+			wire.NetworkTest{Target: "evil.example:53/tcp", Step: "resolve", Error: "refused", Denied: limited, Explanation: resolver},
+			1,
+			"not reached: evil.example:53/tcp in 0.0 ms\nresolve: refused\ndenied: over a limit\n",
 		},
 	} {
 		mu.Lock()

@@ -26,6 +26,8 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 	answer("info", wire.SystemInfo{
 		Version: wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}, Started: time.Now(),
 		Cgroups:       "unified",
+		CPU:           "Fast",
+		CPUs:          2,
 		DrainingSince: new(time.Now()),
 		Pool:          "btrfs\x1b[2J", Sandboxes: map[string]int{"Running": 2, "Failed": 1}, NoSweep: "the state was restored",
 		Strays: strays,
@@ -36,6 +38,7 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 		Snapshots: []wire.Disk{{ID: "snap-" + testID, Name: "before", State: "Ready", Bytes: 7 << 20}}, Lost: 2, ReclaimableBytes: 5 << 20,
 		Deleting: &wire.Deleting{Sandboxes: 2, Since: time.Now().Add(-3 * time.Minute), Bytes: 9 << 20},
 		Prepared: wire.PreparedSlots{Slots: 4, Bytes: 64 << 10},
+		Pool:     wire.Space{FreeBytes: 3 << 30, TotalBytes: 4 << 30, ReadyBytes: 1 << 29},
 	})
 	mux.HandleFunc("GET /v1/system/backup", backup)
 	mux.HandleFunc("/v1/system/drain", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
@@ -55,13 +58,15 @@ func TestSystem(t *testing.T) {
 	d := newSystemDaemon(t, http.NotFound, testID)
 	for cmd, wants := range map[string][]string{
 		"info": {
-			"v1 (go1.26), instance a", "1 Failed, 2 Running", "not swept   the state was restored", "draining    since",
+			"v1 (go1.26), instance a", "cpu         2 CPUs (Fast)\n",
+			"1 Failed, 2 Running", "not swept   the state was restored", "draining    since",
 			"strays      " + testID + " (", `btrfs\x1b[2J`,
 		},
 		"df": {
 			"base:latest   100MiB", "lab    Running   3MiB   1GiB", "before   Ready   7MiB", "disks and snapshots in lost+found: 2",
 			"5MiB can be freed", "still taking apart: 2 (9MiB); the first was deleted 3 minutes ago",
-			"prepared slots, which wait for a create: 4 (64KiB)",
+			"prepared slots, which wait for a create: 4 (64KiB)", "pool 3GiB free of 4GiB",
+			"ready 512MiB of the pool: written once; the first write to the rest is slow",
 		},
 		"info -o json": {`"strays": [`},
 		"df -o json":   {`"lost": 2`},

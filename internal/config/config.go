@@ -263,6 +263,13 @@ func (c *Config) validateRuntime(bad func(string, ...any)) {
 			bad("prepared.%s = %d: want 1 to %d, or 0 for none", name, n, maxPrepared)
 		}
 	}
+	// So slots never have an address that a sandbox needs: a create does not wait for one.
+	if slots := c.Prepared.Runsc + c.Prepared.Runc; slots > 0 && c.Limits.MaxSandboxes <= instance.MaxSlots &&
+		slots+c.Limits.MaxSandboxes > instance.MaxSlots {
+		bad("limits.max_sandboxes = %d, prepared.runsc = %d, prepared.runc = %d: each needs an address, and there are %d: set "+
+			"limits.max_sandboxes to at most %d, or prepare fewer slots", c.Limits.MaxSandboxes, c.Prepared.Runsc, c.Prepared.Runc,
+			instance.MaxSlots, instance.MaxSlots-slots)
+	}
 }
 
 func (c *Config) validateDefaults(bad func(string, ...any)) {

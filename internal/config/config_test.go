@@ -57,6 +57,7 @@ func TestBad(t *testing.T) {
 		"[limits]\nmax_sandboxes = 3000":                             "2000",
 		"[prepared]\nrunc = -1":                                      "prepared.runc",
 		"[prepared]\nrunsc = 33":                                     "1 to 32",
+		"[limits]\nmax_sandboxes = 1999\n[prepared]\nrunc = 2":       "max_sandboxes to at most 1998",
 		"[limits]\nmax_creating = -1":                                "max_creating",
 		"[limits]\nmemory_reserve = '-1'":                            "whole number",
 		"[limits]\nrequests_per_second = -1":                         "requests_per_second",

@@ -430,11 +430,11 @@ func (d *Daemon) openManager() error {
 		Policies:   d.cfg.Networks(),
 
 		CheckPolicy: d.secrets.CheckPolicy,
-		Log:        d.log,
-		Prepared:   map[string]int{oci.Runsc: d.cfg.Prepared.Runsc, oci.Runc: d.cfg.Prepared.Runc},
-		Room:       func(ctx context.Context, runtime string) error { return d.gate.Room(ctx, runtime) },
-		Fetch:      d.fetch,
-		Admit:      func(asker context.Context, id string) sandbox.Turn { return d.queue.Enter(asker, id) },
+		Log:         d.log,
+		Prepared:    map[string]int{oci.Runsc: d.cfg.Prepared.Runsc, oci.Runc: d.cfg.Prepared.Runc},
+		Room:        func(ctx context.Context, runtime string) error { return d.gate.Room(ctx, runtime) },
+		Fetch:       d.fetch,
+		Admit:       func(asker context.Context, id string) sandbox.Turn { return d.queue.Enter(asker, id) },
 
 		OnEvent:     d.onEvent,
 		OnOperation: d.onOperation,

@@ -172,7 +172,7 @@ func (d *denials) forget(id string) {
 // denialOf returns a denial as an API type. Guests choose the name.
 func denialOf(n egress.Denial, at time.Time) wire.Denial {
 	out := wire.Denial{
-		Time: at.UTC(), Protocol: n.Proto, Name: printable(n.Name), Rule: n.Rule, By: n.By, Reason: reasonOf(n),
+		Time: at.UTC(), Protocol: n.Proto, Name: printable(n.Name), Rule: n.Rule, By: n.By, Reason: n.Reason(),
 	}
 	if n.By == egress.ByDNS {
 		out.Protocol = "dns"
@@ -196,43 +196,9 @@ func printable(name string) string {
 	}, strings.ToValidUTF8(name[:min(len(name), maxName)], "?"))
 }
 
-// What a policy says of a flow that no rule decides.
-const (
-	byDefault = "default"
-	byPrivate = "private range"
-	byNone    = "network none"
-)
-
-// reasonOf says in words why a flow or a query was denied.
-func reasonOf(n egress.Denial) string {
-	switch n.By {
-	case egress.ByBlock:
-		return "closed to every sandbox, whatever its rules: " + n.Rule
-	case egress.ByLimit:
-		return "over a limit: " + n.Rule
-	}
-	switch n.Rule {
-	case byDefault:
-		return "no rule allows it"
-	case byPrivate:
-		return "a private address, and no rule names it"
-	case byNone:
-		return "the sandbox has network mode none"
-	}
-	if isRule(n.Rule) {
-		return "by the rule " + n.Rule
-	}
-	return n.Rule
-}
-
 // hidesName reports whether clients of a port do not show which server they mean: QUIC and
 // DNS over TLS. No rule by name opens it.
 func hidesName(proto string, port int) bool { return port == 853 || port == 443 && proto == "udp" }
-
-// isRule reports whether why is a rule as written, and not another reason.
-func isRule(why string) bool {
-	return strings.HasPrefix(why, "deny ") || strings.HasPrefix(why, "allow ")
-}
 
 // allowOf is the rule, as sandboxctl takes it, that would open what was denied; "": none
 // would, or one stands against it.
@@ -242,9 +208,9 @@ func allowOf(n egress.Denial, d wire.Denial) string {
 		return ""
 	}
 	switch n.Rule {
-	case byDefault:
+	case policy.Default:
 		target = cmp.Or(d.Name, d.Address)
-	case byPrivate, policy.NoName, policy.NoNameDenied: // no rule by name opens it
+	case policy.PrivateRange, policy.NoName, policy.NoNameDenied: // no rule by name opens it
 		target = d.Address
 	}
 	if target == d.Name && hidesName(d.Protocol, d.Port) {

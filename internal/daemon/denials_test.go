@@ -94,6 +94,12 @@ func TestDenials(t *testing.T) {
 		if entries, dropped := d.history.Of("flood", history.Network); len(entries)+dropped != seconds*each {
 			t.Errorf("the history knows %d", len(entries)+dropped)
 		}
+		d.onDeny(egress.Denial{ID: "quiet", Proto: "udp", Name: "pypi.org", Rule: policy.Default, By: egress.ByDNS})
+		entries, _ := d.history.Of("quiet", history.Network)
+		const words = "denied dns pypi.org: no rule allows this name"
+		if got := entries[len(entries)-1].Text; got != words || !strings.Contains(said.String(), `reason="no rule allows this name"`) {
+			t.Errorf("a refused name is told of as %q, want %q", got, words)
+		}
 		d.onEvent(sandbox.Event{ID: "flood", Type: sandbox.EventDeleted})
 		deny("flood", 1) // late
 		if len(d.denials.ofs) != 1 {
@@ -210,7 +216,7 @@ func TestExplanationOf(t *testing.T) {
 			"203.0.113.7:443", "decides; if it sends none: no server name",
 		},
 		{egress.Explanation{Rule: "default", ByName: true, Allowed: true}, addr, "allow", "policy", "", "if it sends none: no rule"},
-		{egress.Explanation{Allowed: true, Resolver: true}, addr, "allow", "policy", "", "goes to sandboxd's resolver"},
+		{egress.Explanation{Allowed: true, Resolver: true}, addr, "allow", "dns", "", "answered by sandboxd's resolver"},
 		{egress.Explanation{Rule: "network none", Fixed: true}, addr, "deny", "policy", "", "network mode none"},
 		{egress.Explanation{Rule: "deny 203.0.113.7/32", Fixed: true}, addr, "deny", "policy", "", "by the rule deny"},
 		{egress.Explanation{Rule: "default"}, spec.Target{Name: "pypi.org", Port: 443, Proto: "udp"}, "deny", "policy", "", "no rule"},

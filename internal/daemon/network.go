@@ -8,6 +8,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -59,11 +60,11 @@ func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanat
 	}
 	switch {
 	case x.Resolver:
-		out.Verdict = wire.VerdictAllow
-		out.Reason = "every query to port 53 goes to sandboxd's resolver, which answers for the names that the rules allow; " +
+		out.Verdict, out.By = wire.VerdictAllow, egress.ByDNS
+		out.Reason = "port 53 is answered by sandboxd's resolver, whatever server is named: it knows the names that the rules allow, and " +
 			"no rule about port 53 changes that"
 		return out
-	case x.Allowed && x.Rule == byDefault:
+	case x.Allowed && x.Rule == policy.Default:
 		out.Verdict, out.Reason = wire.VerdictAllow, byName+"no rule matches, and the default is to allow"
 		return out
 	case x.Allowed:
@@ -72,7 +73,7 @@ func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanat
 	case x.Block:
 		out.By = egress.ByBlock
 	}
-	out.Reason = byName + reasonOf(egress.Denial{By: out.By, Rule: x.Rule})
+	out.Reason = byName + egress.Denial{By: out.By, Rule: x.Rule}.Reason()
 	if t.Name != "" && !x.Resolves {
 		out.Reason += ", so the name is not resolved either"
 	}

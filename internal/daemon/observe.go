@@ -115,7 +115,7 @@ func (d *Daemon) onDeny(n egress.Denial) {
 	denied := denialOf(n, now)
 	d.denials.note(n.ID, denied)
 	level := slog.LevelDebug
-	text := "denied " + denied.Protocol + " " + denied.Target() + ": " + n.Rule
+	text := "denied " + denied.Protocol + " " + denied.Target() + ": " + denied.Reason
 	if d.history.Note(n.ID, history.Network, now, text) && d.denials.allow(n.ID, now) {
 		level = slog.LevelInfo
 		d.denials.tellReaders(n.ID, denied.Protocol+" "+denied.Target()+": "+denied.Reason)
@@ -127,7 +127,7 @@ func (d *Daemon) onDeny(n egress.Denial) {
 	if denied.Name != "" {
 		attrs = append(attrs, "name", denied.Name)
 	}
-	d.log.Log(context.Background(), level, "denied", append(attrs, "rule", n.Rule, "by", n.By)...)
+	d.log.Log(context.Background(), level, "denied", append(attrs, "rule", n.Rule, "by", n.By, "reason", denied.Reason)...)
 }
 
 // onInspect is called with what is noticed in decrypted connections: a sandbox causes few.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -52,6 +53,8 @@ func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
 	}
 	info := wire.SystemInfo{
 		Started:  s.started.UTC(),
+		CPU:      cpuModel(),
+		CPUs:     runtime.NumCPU(),
 		StateDir: s.cfg.StateDir,
 		Pool:     s.files.Describe(),
 		Cgroups:  s.cgroups.Mode(),
@@ -92,6 +95,17 @@ func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
 		info.Strays, err = s.strays(ctx)
 	}
 	return info, err
+}
+
+// cpuModel is the model of the first CPU, or empty where the kernel says none, as on arm64.
+func cpuModel() string {
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(b)) {
+		if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "model name" {
+			return strings.TrimSpace(v)
+		}
+	}
+	return ""
 }
 
 // unreadable lists sandboxes, snapshots and images whose records cannot be read.

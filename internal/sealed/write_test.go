@@ -17,8 +17,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
-// TestHalf: what a killed process has left beside the file is never read or written
-// through, however much of it there is. Who writes the file removes it.
+// TestHalf: a process that is killed while it writes leaves a file beside the key file, with
+// any part of a key. No process reads that file or writes into it, and the next process
+// that writes the key file removes it.
 func TestHalf(t *testing.T) {
 	a, b := keyOf(t, keyA).ID(), keyOf(t, keyB).ID()
 	whole := b + " " + keyB + "\n"
@@ -180,47 +181,24 @@ func TestTooLarge(t *testing.T) {
 // TestFullDisk: without room there is no key, and no half of one; with room there is.
 func TestFullDisk(t *testing.T) {
 	hosttest.Root(t)
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k,mode=0700"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	ballast, file := filepath.Join(dir, "ballast"), filepath.Join(dir, "sandboxd.key")
-	fill := func() {
-		f, err := os.Create(ballast)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close() //nolint:errcheck // full
-		for err == nil {
-			_, err = f.Write(make([]byte, 4096))
-		}
-		if !errors.Is(err, unix.ENOSPC) {
-			t.Fatal(err)
-		}
-	}
+	dir := hosttest.SmallDisk(t, "size=64k,mode=0700")
+	file := filepath.Join(dir, "sandboxd.key")
 	refused := func(err error) {
 		t.Helper()
 		if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "free some space there") {
 			t.Errorf("on a full disk: %v", err)
 		}
 	}
-	fill()
+	free := hosttest.FillDisk(t, dir)
 	_, err := Open("", file, true)
 	refused(err)
 	if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("there is a key file: %v", err)
 	}
-	if err := os.Remove(ballast); err != nil {
-		t.Fatal(err)
-	}
+	free()
 	k := mustOpen(t, file)
 	mustBeAlone(t, file)
-	fill()
+	hosttest.FillDisk(t, dir)
 	refused(Rotate(file))
 	if again := mustOpen(t, file); len(again.IDs()) != 1 || again.ID() != k.ID() {
 		t.Errorf("keys %v, and there was %s", again.IDs(), k.ID())

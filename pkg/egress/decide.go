@@ -233,7 +233,7 @@ func refusalOf(s *sandbox, f policy.Flow, name string, why policy.Reason) string
 	}
 	text := why.Text
 	if why.Cause == policy.ByMode {
-		text = "no rule allows it"
+		text = Denial{Rule: why.Text}.Reason()
 	}
 	return fmt.Sprintf("sandboxd does not let this sandbox reach %s (%s). %s", target, text, help)
 }

@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -16,7 +17,7 @@ type Denial struct {
 	Proto string         // "tcp", "udp", "icmp", or a number
 	Dst   netip.AddrPort // port 0 where the protocol has none; the zero AddrPort of a query of DNS
 	Name  string         // that the guest asked DNS for, or called the server; or one that Dst had lately; or ""
-	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
+	Rule  string         // why: a rule as written, or "host address", policy.PrivateRange, policy.Default, …
 	By    string         // one of By…: what denied it
 	Fixed bool           // a rule of the host denies it, so none of the sandbox could open it
 
@@ -31,6 +32,30 @@ const (
 	ByDNS    = "dns"    // the resolver refused a query
 	ByProxy  = "proxy"  // the proxy saw a name, or none, after the connection was open
 )
+
+// Reason is why, in words for whoever reads of a denial: in the API, in events, in the log, in
+// the answer to a guest.
+func (n Denial) Reason() string {
+	switch n.By {
+	case ByBlock:
+		return "closed to every sandbox, whatever its rules: " + n.Rule
+	case ByLimit:
+		return "over a limit: " + n.Rule
+	}
+	switch {
+	case n.Rule == policy.Default && n.By == ByDNS:
+		return "no rule allows this name"
+	case n.Rule == policy.Default:
+		return "no rule allows it"
+	case n.Rule == policy.PrivateRange:
+		return "a private address, and no rule names it"
+	case n.Rule == policy.NoNetwork:
+		return "the sandbox has network mode none"
+	case strings.HasPrefix(n.Rule, "deny "), strings.HasPrefix(n.Rule, "allow "):
+		return "by the rule " + n.Rule
+	}
+	return n.Rule
+}
 
 // byOf is what denies for a cause.
 func byOf(c policy.Cause) string {

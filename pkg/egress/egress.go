@@ -251,9 +251,6 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	}
 	// Older versions had this set; no chain refers to it any more.
 	_ = e.sets.IpsetDestroy(e.cfg.Instance.Set(oldUplinks))
-	if err := e.closeLeftovers(); err != nil {
-		return err
-	}
 	e.ledger = newLedger(e.cfg, e.table)
 	if err := e.ledger.count(); err != nil {
 		return err

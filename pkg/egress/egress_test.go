@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 // rulesNow is what iptables-save says of the instance, and little else.
@@ -466,6 +468,81 @@ func TestDaemonAbsent(t *testing.T) {
 	if err := echo(c, patient); err != nil {
 		t.Errorf("an established flow after the restart: %v", err)
 	}
+}
+
+// TestSquatter: while no daemon runs, a program of the host may listen where the resolver and
+// the proxy do. Nothing that a guest begins comes there, and the next daemon says that its
+// port is taken.
+func TestSquatter(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "one.test"))
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var ports []string
+	for _, port := range []uint16{ProxyPort, ResolverPort, policy.DNSPort} {
+		ports = append(ports, netip.AddrPortFrom(inst.Gateway(), port).String())
+	}
+	came := make(chan net.Addr, 100)
+	var squat []io.Closer
+	for _, at := range ports {
+		l, err := net.Listen("tcp4", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pc, err := net.ListenPacket("udp4", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close(); pc.Close() })
+		squat = append(squat, l, pc)
+		go func() {
+			for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+				came <- c.RemoteAddr()
+				c.Close()
+			}
+		}()
+		go func() {
+			buf := make([]byte, 1500)
+			for _, from, err := pc.ReadFrom(buf); err == nil; _, from, err = pc.ReadFrom(buf) {
+				came <- from
+			}
+		}()
+	}
+	w.silent(id, "tcp", "203.0.113.1:443") // by name: the proxy's, if a daemon ran
+	w.silent(id, "tcp", "203.0.113.1:80")
+	for _, network := range []string{"tcp", "udp"} {
+		w.refused(id, network, "8.8.8.8:53")
+		for _, at := range ports {
+			w.refused(id, network, at)
+		}
+	}
+	for _, at := range ports { // what the host sends comes, and behind what the guest sent
+		for _, network := range []string{"tcp", "udp"} {
+			c, err := net.Dial(network, at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Write([]byte("word")); err != nil {
+				t.Fatal(err)
+			}
+			if from := <-came; from.String() != c.LocalAddr().String() {
+				t.Errorf("%s by %s got something from %s", at, network, from)
+			}
+			c.Close()
+		}
+	}
+	if e, err := Open(t.Context(), Config{Instance: inst}); err == nil {
+		e.Close()
+		t.Error("the ports are taken, and a daemon begins")
+	} else if !errors.Is(err, syscall.EADDRINUSE) {
+		t.Error(err)
+	}
+	for _, c := range squat {
+		c.Close()
+	}
+	w.open()
 }
 
 // TestTwoDaemons: the queue belongs to one.

@@ -144,10 +144,10 @@ func (e *Engine) restore(ctx context.Context) error {
 	}
 	e.pause = 0
 	e.cut.Store(false)
-	// At the start no policy is known, so closeSuspects would close every flow. It runs
-	// only if neither chains nor lock blocked them.
+	// At the start no policy is known, and whatever is open is a suspect where neither chains
+	// nor lock confined the sandboxes.
 	if unmet || e.serves() {
-		e.closeSuspects()
+		e.closeSuspects(e.serves() || !locked)
 	}
 	if err := e.linksUp(); err != nil {
 		return fmt.Errorf("set links up: %w", err)
@@ -261,7 +261,7 @@ func (e *Engine) linksUp() error {
 	if len(e.held) == 0 {
 		return nil
 	}
-	defer e.closeSuspects()
+	defer e.closeSuspects(true)
 	var errs []error
 	var failed []*heldLink
 	for _, h := range e.held {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -216,35 +217,47 @@ func TestSetsComeBack(t *testing.T) {
 func TestOpenedMeanwhile(t *testing.T) {
 	w := newWorld(t)
 	e := w.open()
-	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443", "allowed.test:8080"))
 	good, err := w.dial(id, "tcp", "203.0.113.1:443", patient)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer good.Close()
-	for name, flush := range map[string]func(){
-		"filter": func() { w.run("iptables", "-F") },
-		"all":    func() { flushAll(w) }, // the kernel tracks nothing then
+	const none, byName = "203.0.113.2:80", "203.0.113.1:8080" // no rule; one whose name nobody has heard
+	for name, c := range map[string]struct {
+		flush func()
+		to    []string
+	}{
+		"filter":            {func() { w.run("iptables", "-F") }, []string{none}},
+		"filter and mangle": {func() { w.run("iptables", "-F"); w.run("iptables", "-t", "mangle", "-F") }, []string{none, byName}},
+		"all":               {func() { flushAll(w) }, []string{none, byName}}, // the kernel tracks nothing then
 	} {
-		t.Run(name, func(t *testing.T) { openedMeanwhile(t, w, e, id, good, flush) })
+		t.Run(name, func(t *testing.T) { openedMeanwhile(t, w, e, id, good, c.flush, c.to) })
 	}
 }
 
-func openedMeanwhile(t *testing.T, w *world, e *Engine, id string, good net.Conn, flush func()) {
+func openedMeanwhile(t *testing.T, w *world, e *Engine, id string, good net.Conn, flush func(), opens []string) {
 	e.guarding.Lock() // the guard looks away
 	if err := e.lock.remove(); err != nil {
 		t.Error(err)
 	}
 	flush()
-	bad, err := w.dial(id, "tcp", "203.0.113.2:80", patient)
-	e.guarding.Unlock()
-	if err != nil {
-		t.Fatalf("with the chains flushed: %v; the test opens nothing", err)
+	bad := map[string]net.Conn{}
+	for _, to := range opens {
+		c, err := w.dial(id, "tcp", to, patient)
+		if err != nil {
+			e.guarding.Unlock()
+			t.Fatalf("with the chains flushed: %v; the test opens nothing", err)
+		}
+		defer c.Close()
+		bad[to] = c
 	}
-	defer bad.Close()
+	e.guarding.Unlock()
 	e.check(t.Context())
-	if err := echo(bad, 300*time.Millisecond); err == nil {
-		t.Error("a flow that no rule allows goes on, since it opened while the chains were gone")
+	for to, c := range bad {
+		if err := echo(c, 300*time.Millisecond); err == nil {
+			t.Errorf("a flow to %s that is not allowed so goes on, since it opened while the chains were gone", to)
+		}
 	}
 	if err := echo(good, patient); err != nil {
 		t.Errorf("an allowed flow: %v", err)
@@ -507,7 +520,7 @@ func TestLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.Close() // and nobody closed its flows
-	w.open()
+	Recovered(w.open())
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
 	if err != nil {
 		t.Fatal(err)
@@ -519,6 +532,138 @@ func TestLeftovers(t *testing.T) {
 	}
 	if err := echo(kept, patient); err != nil {
 		t.Errorf("a flow of another: %v", err)
+	}
+}
+
+// line connects a guest with a server outside that the test is, and returns both ends.
+func (w *world) line(id, at string) (near, far net.Conn) {
+	w.t.Helper()
+	accepted := make(chan net.Conn, 1)
+	w.in(w.outside, func() {
+		l, err := net.Listen("tcp4", at)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Cleanup(func() { l.Close() })
+		go func() {
+			defer close(accepted)
+			if c, err := l.Accept(); err == nil {
+				accepted <- c
+			}
+		}()
+	})
+	near, err := w.connect(w.guests[id], "tcp", at, patient)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if far = <-accepted; far == nil {
+		w.t.Fatal("the server has no connection")
+	}
+	w.t.Cleanup(func() { near.Close(); far.Close() })
+	return near, far
+}
+
+// hears fails the test unless what one end of a connection says comes to the other.
+func hears(t *testing.T, what string, from, to net.Conn) {
+	t.Helper()
+	to.SetReadDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in the read
+	word := make([]byte, 4)
+	if _, err := from.Write([]byte("word")); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	if _, err := io.ReadFull(to, word); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// TestServerSpeaks: the server of an allowed connection may be the first that sends after
+// chains and sets were destroyed. Without an entry in conntrack's table its packet would be
+// the host's own, which resets the connection.
+func TestServerSpeaks(t *testing.T) {
+	t.Run("while no daemon ran", func(t *testing.T) {
+		w := newWorld(t)
+		e := w.open()
+		all := rules(t, "rules", "203.0.113.1:9090")
+		id := w.sandbox(e, 0, all)
+		near, far := w.line(id, "203.0.113.1:9090")
+		hears(t, "before", far, near)
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		flushAll(w)
+		for _, table := range tables {
+			w.run("iptables", "-t", table, "-X")
+		}
+		w.run("ipset", "destroy")
+		hears(t, "without chains", far, near)
+		e = w.open()
+		hears(t, "before the next daemon knows the sandbox", far, near)
+		if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
+			t.Fatal(err)
+		}
+		Recovered(e)
+		hears(t, "after that", far, near)
+		hears(t, "the other way", near, far)
+	})
+	for _, c := range []struct {
+		name, opens, then string
+		answered          time.Time // when DNS answered with the address
+	}{
+		{"through the proxy", "allowed.test:9090", "allowed.test:9090", time.Now()},
+		{"by a lease that has ended", "203.0.113.1:9090", "allowed.test", time.Now().Add(-3 * time.Hour)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			e := w.open()
+			id := w.sandbox(e, 0, rules(t, "rules", c.opens))
+			e.lookup(addr(0)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr("203.0.113.1")}, time.Hour, c.answered)
+			near, far := w.line(id, "203.0.113.1:9090")
+			if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", c.then), nil); err != nil {
+				t.Fatal(err)
+			}
+			hears(t, "before", far, near)
+			e.guarding.Lock()
+			flushAll(w)
+			e.guarding.Unlock()
+			e.check(t.Context())
+			hears(t, "after a flush", far, near)
+			hears(t, "the other way", near, far)
+		})
+	}
+}
+
+// TestLockKeepsTranslation: while a lock is replaced, and its chain of NAT is the only one of
+// the host, the packets of an open connection are translated.
+func TestLockKeepsTranslation(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:9090"))
+	near, far := w.line(id, "203.0.113.1:9090")
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.run("sh", "-c", `printf '*filter\nCOMMIT\n*nat\nCOMMIT\n*mangle\nCOMMIT\n*raw\nCOMMIT\n' | iptables-restore`)
+	hears(t, "without chains", near, far)
+	replaced := make(chan error, 1)
+	go func() {
+		for range 30 {
+			if err := e.lock.install(nil); err != nil {
+				replaced <- err
+				return
+			}
+		}
+		replaced <- nil
+	}()
+	for done := false; !done; {
+		hears(t, "while the lock is replaced", near, far)
+		hears(t, "the other way", far, near)
+		select {
+		case err := <-replaced:
+			if done = true; err != nil {
+				t.Fatal(err)
+			}
+		default:
+		}
 	}
 }
 

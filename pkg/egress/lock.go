@@ -151,8 +151,15 @@ func bits(load expr.Any, any uint32) []expr.Any {
 const uplinkSet = "uplinks"
 
 // install replaces the lock, with these uplinks, in one transaction: the lock is
-// complete at every moment.
+// complete at every moment. A kernel without the module nft_chain_nat does without natChain.
 func (l lock) install(uplinks []string) error {
+	if l.replace(uplinks, true) == nil {
+		return nil
+	}
+	return l.replace(uplinks, false)
+}
+
+func (l lock) replace(uplinks []string, nat bool) error {
 	c, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("connect to nf_tables: %w", err)
@@ -181,16 +188,15 @@ func (l lock) install(uplinks []string) error {
 			c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: append(r.match, &expr.Verdict{Kind: r.verdict})})
 		}
 	}
+	if nat {
+		c.AddChain(&nftables.Chain{
+			Name: natChain, Table: t, Type: nftables.ChainTypeNAT,
+			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
+		})
+	}
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("create the nf_tables table %s: %w (the kernel needs the module nf_tables)", t.Name, err)
 	}
-	// A separate transaction: a kernel without the module nft_chain_nat does without
-	// it.
-	c.AddChain(&nftables.Chain{
-		Name: natChain, Table: t, Type: nftables.ChainTypeNAT,
-		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
-	})
-	c.Flush() //nolint:errcheck // see above
 	return nil
 }
 

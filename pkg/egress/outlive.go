@@ -53,10 +53,6 @@ type Outliving interface {
 	Processes() ([]int, error)
 }
 
-// Recovered says that every sandbox that lives is registered: what is left of flows by name
-// from the time of an earlier daemon is nobody's, and ends. It may be called again.
-func Recovered(e *Engine) { e.proxy.closeUnclaimed() }
-
 // A hand is a child that outlives the daemon. The methods of a nil hand do nothing.
 type hand struct {
 	name  string

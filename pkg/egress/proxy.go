@@ -130,7 +130,8 @@ func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
 	lc.SetMultipathTCP(false) // splice(2) wants plain TCP
 	l, err := lc.Listen(ctx, "tcp4", netip.AddrPortFrom(e.cfg.Gateway, ProxyPort).String())
 	if err != nil {
-		return nil, fmt.Errorf("start the proxy: %w (does another daemon use this gateway?)", err)
+		return nil, fmt.Errorf("start the proxy: %w (does another daemon, or another program, use the gateway's port? "+
+			"`ss -lnp` shows it)", err)
 	}
 	p.listener = l.(*net.TCPListener)
 	c := child.Config{Verb: heads.Verb, Memory: proxyMemory, Max: heads.MaxBody, Logger: e.log, Handle: p.handle, End: p.drop}

@@ -66,9 +66,6 @@ func (r *resolver) handle(line *child.Conn, in child.Message) {
 	}
 }
 
-// plainly are words for what is no rule.
-var plainly = map[string]string{"default": "no rule allows this name", "network none": "the sandbox has network mode none"}
-
 // asked answers whether a sandbox may ask for a name. If the child has the answer, it is sent.
 func (r *resolver) asked(line *child.Conn, m names.Message) {
 	v := names.Message{Kind: names.Verdict, ID: m.ID, Do: names.Refuse}
@@ -88,7 +85,7 @@ func (r *resolver) asked(line *child.Conn, m names.Message) {
 	why, allow := r.allows(s, m, now)
 	switch {
 	case !allow:
-		v.Text = "refused by the network policy: " + cmp.Or(plainly[why], why)
+		v.Text = "refused by the network policy: " + Denial{Rule: why, By: ByDNS}.Reason()
 		r.note(s, m, "refuse", why, names.RcodeName(rcodeRefused))
 		r.tellName(s, m.Name, why)
 		// The flow log has what a sandbox wanted to reach, and this is as far as it got.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
 	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
@@ -79,7 +80,8 @@ func near(t testing.TB, h dns.HandlerFunc) (e *Engine, upstream netip.AddrPort) 
 		e.table.Close() //nolint:errcheck // likewise
 		pc.Close()
 	})
-	e.admitted(t, "named", "127.0.0.5", rules(t, "rules", "one.test", "*.wild.test", "rebind.test", "text.test:443", "!bad.wild.test"))
+	e.admitted(t, "named", "127.0.0.5", rules(t, "rules", "one.test", "alias.test", "*.wild.test", "rebind.test", "text.test:443",
+		"!bad.wild.test", "!closed.test"))
 	e.admitted(t, "open", "127.0.0.6", rules(t, "open", "10.98.0.0/16", "!bad.wild.test"))
 	e.admitted(t, "none", "127.0.0.7", rules(t, "none"))
 	return e, upstream
@@ -142,6 +144,11 @@ func testZone(rw dns.ResponseWriter, q *dns.Msg) {
 		rr, _ := dns.NewRR(q.Question[0].Name + " 60 IN A 203.0.113.3")
 		m.Answer = []dns.RR{rr}
 	}
+	if strings.EqualFold(q.Question[0].Name, "alias.test.") {
+		cname, _ := dns.NewRR(q.Question[0].Name + " 60 IN CNAME closed.test.")
+		a, _ := dns.NewRR("closed.test. 60 IN A 203.0.113.5")
+		m.Answer = []dns.RR{cname, a}
+	}
 	if strings.EqualFold(q.Question[0].Name, "fail.wild.test.") {
 		m.Answer, m.Rcode = nil, dns.RcodeServerFailure
 	}
@@ -175,6 +182,10 @@ func TestNames(t *testing.T) {
 		{open, "inside.test.", dns.TypeA, dns.RcodeSuccess, "", ""},
 		{open, "bad.wild.test.", dns.TypeA, dns.RcodeRefused, "", "deny bad.wild.test"},
 		{open, "good.wild.test.", dns.TypeAAAA, dns.RcodeSuccess, "", ""},
+		// The CNAME of an allowed name leads to a denied one: the rule that denies is about what
+		// the guest says, and it said the other.
+		{named, "alias.test.", dns.TypeA, dns.RcodeSuccess, "closed.test. 203.0.113.5", ""},
+		{named, "closed.test.", dns.TypeA, dns.RcodeRefused, "", "deny closed.test"},
 		{none, "one.test.", dns.TypeA, dns.RcodeRefused, "", "the sandbox has network mode none"},
 		{"127.0.0.8", "one.test.", dns.TypeA, dns.RcodeRefused, "", "not known yet"},
 	} {
@@ -202,10 +213,17 @@ func TestNames(t *testing.T) {
 	s := e.lookup(netip.MustParseAddr(named))
 	for a, want := range map[string]string{
 		"203.0.113.1": "[one.test]", "203.0.113.2": "[rebind.test]", "203.0.113.3": "[a.wild.test a.b.wild.test]",
-		"10.98.0.1": "[]", "127.0.0.1": "[]", "192.0.2.99": "[]",
+		"203.0.113.5": "[alias.test]",
+		"10.98.0.1":   "[]", "127.0.0.1": "[]", "192.0.2.99": "[]",
 	} {
 		if got := fmt.Sprint(s.leased(netip.MustParseAddr(a))); got != want {
 			t.Errorf("%s is leased to %s, want %s", a, got, want)
+		}
+	}
+	f := policy.Flow{Src: s.addr, Dst: netip.MustParseAddr("203.0.113.5"), Proto: unix.IPPROTO_TCP, Port: 443}
+	for name, want := range map[string]bool{"alias.test": true, "closed.test": false} {
+		if allow, why := s.policy.Load().DecideName(f, name); allow != want {
+			t.Errorf("to %s at the address of both: %v, %s", name, allow, why.Text)
 		}
 	}
 	if n := s.dns.queries.Load(); n != 0 {

@@ -161,7 +161,8 @@ func (r *resolver) listen(ctx context.Context, at netip.AddrPort) error {
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, dnsBuffer),
 		unix.Bind(fd, &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())}))
 	if err != nil {
-		return fmt.Errorf("listen on %s by UDP: %w (does another daemon use this gateway?)", at, err)
+		return fmt.Errorf("listen on %s by UDP: %w (does another daemon, or another program, use the gateway's port? `ss -lnp` shows it)",
+			at, err)
 	}
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

@@ -282,32 +282,40 @@ func (f *flusher) delete(match netlink.CustomConntrackFilter) (n uint, err error
 	})
 }
 
-// matching matches the flows for which it returns true.
-type matching func(f policy.Flow, reply netip.Addr) bool
+// matching matches the flows for which it returns true. The answers to f come from replier and
+// go to receiver.
+type matching func(f policy.Flow, replier, receiver netip.Addr) bool
 
 // MatchConntrackFlow serves netlink.CustomConntrackFilter.
 func (m matching) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
 	src, _ := netip.AddrFromSlice(c.Forward.SrcIP.To4())
 	dst, _ := netip.AddrFromSlice(c.Forward.DstIP.To4())
-	reply, _ := netip.AddrFromSlice(c.Reverse.DstIP.To4())
-	return m(policy.Flow{Src: src, Dst: dst, Proto: c.Forward.Protocol, Port: c.Forward.DstPort}, reply)
+	replier, _ := netip.AddrFromSlice(c.Reverse.SrcIP.To4())
+	receiver, _ := netip.AddrFromSlice(c.Reverse.DstIP.To4())
+	return m(policy.Flow{Src: src, Dst: dst, Proto: c.Forward.Protocol, Port: c.Forward.DstPort}, replier, receiver)
 }
 
 // closeSuspects closes the flows that could not exist had the chains stood all the
 // time: flows that are not allowed now, flows that left without masquerading, and flows
-// from outside into a sandbox. Allowed flows go on.
-func (e *Engine) closeSuspects() {
-	hosts := *e.hosts.Load()
-	n, err := e.flows.delete(matching(func(f policy.Flow, reply netip.Addr) bool {
+// from outside into a sandbox. Allowed flows go on: without its entry a packet of the server
+// would be the host's own, which resets the connection. Flows of sandboxes that are not
+// registered go on if known is false: Register judges them.
+func (e *Engine) closeSuspects(known bool) {
+	hosts, now := *e.hosts.Load(), time.Now()
+	n, err := e.flows.delete(matching(func(f policy.Flow, replier, receiver netip.Addr) bool {
 		if !e.cfg.Pool.Contains(f.Src) {
 			return e.cfg.Pool.Contains(f.Dst) && !hosts[f.Src]
 		}
-		s := e.lookup(f.Src)
-		if s == nil || reply == f.Src || f.Port == 53 && policy.HasPorts(f.Proto) {
+		asSent := receiver == f.Src && replier == f.Dst // neither masqueraded nor redirected
+		if asSent || f.Port == 53 && policy.HasPorts(f.Proto) {
 			return true
 		}
-		action, _ := e.decide(s, f)
-		return action == policy.Deny
+		s := e.lookup(f.Src)
+		if s == nil {
+			return known
+		}
+		action, _ := e.decideBy(s, f, func(a netip.Addr) []string { return s.leases.Of(a, now, true) })
+		return action == policy.Deny || action == policy.Proxy && replier == f.Dst // as in closeForbidden
 	}))
 	if err != nil {
 		e.log.Error("cannot close all flows that opened while the chains were missing: some may continue", "err", err)
@@ -315,9 +323,20 @@ func (e *Engine) closeSuspects() {
 	e.log.Info("flows that no policy allows were closed", "flows", n)
 }
 
+// Recovered says that every sandbox that lives is registered: what is left of flows from the
+// time of an earlier daemon is nobody's, and ends. It is called before an address gets a new
+// owner, and may be called again.
+func Recovered(e *Engine) {
+	e.proxy.closeUnclaimed()
+	if err := e.closeLeftovers(); err != nil {
+		e.log.Warn("cannot find the flows of ended sandboxes: they stay until they time out", "err", err)
+	}
+}
+
 // closeLeftovers closes the flows of addresses that have no owner. The daemon may have
 // died after it unregistered a sandbox and before it closed its flows; the next owner
-// of the address would get the replies.
+// of the address would get the replies. The set alone does not tell who owns an address:
+// somebody may have destroyed it.
 func (e *Engine) closeLeftovers() error {
 	sources, err := e.sources()
 	if err != nil {
@@ -327,8 +346,8 @@ func (e *Engine) closeLeftovers() error {
 	for _, s := range sources {
 		held[s.addr] = true
 	}
-	nobodys := func(a netip.Addr) bool { return e.cfg.Pool.Contains(a) && !held[a] }
-	n, err := e.flows.delete(matching(func(f policy.Flow, _ netip.Addr) bool { return nobodys(f.Src) || nobodys(f.Dst) }))
+	nobodys := func(a netip.Addr) bool { return e.cfg.Pool.Contains(a) && !held[a] && e.lookup(a) == nil }
+	n, err := e.flows.delete(matching(func(f policy.Flow, _, _ netip.Addr) bool { return nobodys(f.Src) || nobodys(f.Dst) }))
 	if err != nil {
 		e.log.Warn("cannot delete conntrack entries of ended sandboxes: they stay until they time out", "err", err)
 	}

@@ -217,8 +217,9 @@ func (s *Stock) take(r *record.Record) (unlock func(), ok bool) {
 }
 
 // insert makes the intent to create r durable, with the ID of a prepared slot or a new
-// one, which it locks. If prepared slots have all that is left of the slots, it releases
-// them.
+// one, which it locks. The configuration leaves as many slots as there may be sandboxes
+// (config.Prepared). If sandboxes that are being deleted have those, insert releases the
+// prepared slots, which takes up to half a second, and tries again.
 func (s *Stock) insert(ctx context.Context, r *record.Record) (unlock func(), err error) {
 	if unlock, ok := s.take(r); ok {
 		if err := s.m.insert(ctx, r); err != nil {

@@ -328,6 +328,48 @@ func TestPreparedGiveBack(t *testing.T) {
 	})
 }
 
+// TestPreparedInNobodysWay: creations that take no slot wait for none of them. There is an
+// address for each sandbox and for each slot, as the configuration wants it.
+func TestPreparedInNobodysWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const sandboxes, slots = 3, 2
+		h := newHost()
+		h.free = h.free[:sandboxes+slots]
+		m, d := h.boot(t, func(c *Config) { c.Prepared = map[string]int{"runsc": slots} })
+		end := keeps(t, m)
+		synctest.Wait()
+		held := h.prepared()
+		if len(held) != slots {
+			t.Fatalf("there are %v", held)
+		}
+		stuck := make(chan struct{}) // whoever waits for a slot to be released waits until the end
+		h.mu.Lock()
+		for _, id := range held {
+			h.block["network.unmake "+id] = stuck
+		}
+		h.mu.Unlock()
+		start := time.Now()
+		for range sandboxes {
+			if r, err := m.Create(t.Context(), record.Spec{Runtime: "runc"}); err != nil || r.Prepared {
+				t.Errorf("%+v, %v", r, err)
+			}
+		}
+		if d := time.Since(start); d > 0 {
+			t.Errorf("%d creations took %s", sandboxes, d)
+		}
+		synctest.Wait()
+		if now := h.prepared(); !slices.Equal(now, held) {
+			t.Errorf("there were %v, and are %v", held, now)
+		}
+		close(stuck)
+		end()
+		if w := h.wrong(d); len(w) > 0 {
+			t.Errorf("%s", strings.Join(w, "\n"))
+		}
+		stop(t, m)
+	})
+}
+
 // TestPreparedMakesRoom: prepared slots take no address from a sandbox, and hold nothing
 // while the host has no room.
 func TestPreparedMakesRoom(t *testing.T) {

@@ -2,12 +2,9 @@ package store
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -18,32 +15,13 @@ import (
 // change nothing, reads go on, and when there is room again so do writes.
 func TestFullDisk(t *testing.T) {
 	hosttest.Root(t)
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=768k"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := hosttest.SmallDisk(t, "size=768k")
 	path := filepath.Join(dir, "sandboxd.db")
 	db := openTest(t, path, Options{}) // 8 MiB do not fit: only a warning
 	ctx := t.Context()
 	first := insert(t, db, "dfirst", "lab")
 
-	ballast := filepath.Join(dir, "ballast")
-	fill := func() {
-		f, err := os.Create(ballast)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close() //nolint:errcheck // full
-		for err == nil {
-			_, err = f.Write(make([]byte, 4096))
-		}
-	}
-	fill()
+	free := hosttest.FillDisk(t, dir)
 	big := strings.Repeat("x", 8<<10)
 	written, refused := []string{first.ID}, 0
 	for i := 0; refused < 3 && i < 200; i++ {
@@ -63,9 +41,7 @@ func TestFullDisk(t *testing.T) {
 	if got, ok, err := db.Get(ctx, "lab"); err != nil || !ok || got.ID != first.ID {
 		t.Fatalf("read on a full disk: %v, %v, %v", got, ok, err)
 	}
-	if err := os.Remove(ballast); err != nil {
-		t.Fatal(err)
-	}
+	free()
 	after := insert(t, db, "dafter", "")
 	written = append(written, after.ID)
 	if err := db.Close(); err != nil {

@@ -108,15 +108,7 @@ func TestMigrateNewFile(t *testing.T) {
 // TestMigrateWithoutRoom changes nothing where the copy does not fit.
 func TestMigrateWithoutRoom(t *testing.T) {
 	hosttest.Root(t)
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	}()
+	dir := hosttest.SmallDisk(t, "size=1m")
 	path := dir + "/sandboxd.db"
 	db := openTest(t, path, Options{Reserve: -1})
 	for i := range 10 {

@@ -67,6 +67,21 @@ var doorAttacks = []attack{
 		},
 	},
 	{
+		name: "another host by a redirect of a guest on gVisor", wall: "no redirect is followed", held: words{"not-reached"},
+		daemon: unproven("the proxy's transport cannot follow one"),
+		ask: func(t *testing.T, w *target) string {
+			sb := w.create(t, "runsc", nil)
+			w.background(t, sb.ID, "serve", "8000")
+			w.await(t, sb.ID, 8000)
+			status := 0
+			got := w.reached(func() { status = w.ask(t, "GET", port(sb, 8000, "redirect/"+w.canary), daemontest.Key, nil).status })
+			if status/100 != 3 { // the guest was asked, and redirects
+				return fmt.Sprint(status)
+			}
+			return got
+		},
+	},
+	{
 		name: "another host as a registry", wall: "registries are those of the configuration", held: words{"not-reached"},
 		daemon: unproven("pkg/image dials what the configuration names"),
 		ask: func(t *testing.T, w *target) string {

@@ -20,8 +20,8 @@ type line struct {
 // CAP_NET_RAW cannot send the packets of some of them: those are sent by tests of packages,
 // with what the guest lacks.
 var lines = []line{
-	{"a foreign source address", []string{"socket of raw IP", "socket of AF_PACKET"}, "pkg/egress TestPackets, TestSpoof"},
-	{"raw sockets, packets without a SYN", []string{"socket of raw IP", "socket of AF_PACKET"}, "pkg/egress TestPackets"},
+	{"a foreign source address", []string{"a packet with another's address", "socket of raw IP"}, "pkg/egress TestPackets, TestSpoof"},
+	{"raw sockets, packets without a SYN", []string{"a packet without a SYN", "socket of raw IP"}, "pkg/egress TestPackets"},
 	{"the metadata service, by IPv4 in IPv6, a redirect, another spelling", []string{"the metadata service*"}, ""},
 	{"another sandbox", []string{"another sandbox"}, "pkg/egress TestReach"},
 	{"services of the host, by any of its addresses", []string{
@@ -51,10 +51,10 @@ var lines = []line{
 	{"IPv6", []string{"IPv6"}, "pkg/egress TestReach, TestOperator6"},
 	{"fragments", []string{"a packet in fragments"}, "pkg/egress TestPackets"},
 	{"ICMP", []string{"an echo of ICMP"}, ""},
-	{"ARP", []string{"socket of AF_PACKET"}, "pkg/netns TestARP"},
+	{"ARP", []string{"an answer of ARP with another's address", "socket of AF_PACKET"}, "pkg/netns TestARP"},
 	{"multicast, broadcast", []string{"a broadcast to the host", "a multicast to all hosts"}, "pkg/egress TestPackets"},
 	{"floods: flows, queries, denials", []string{
-		"connections to many ports", "queries", "a flood of denials", "the log",
+		"connections to many ports", "queries", "a flood of denials*", "the log",
 	}, "pkg/egress TestFlowLimits, TestFlood, TestRates"},
 	{"modules of the kernel that read FTP, SIP, IRC", nil, "pkg/egress TestHelpers: it takes a rule of the host that guests cannot add"},
 	{"forged marks", []string{"a forged mark"}, ""},

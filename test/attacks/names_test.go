@@ -293,15 +293,22 @@ var nameAttacks = []attack{
 	},
 
 	// what it costs others
-	{
-		name: "a flood of denials", wall: "of the denials of a sandbox the last are kept", held: words{"bounded"}, got: words{"unbounded"},
+	floodOfDenials("a flood of denials", func(_ *testing.T, w *target) wire.Sandbox { return w.b }),
+	floodOfDenials("a flood of denials, on gVisor", func(t *testing.T, w *target) wire.Sandbox { return w.create(t, "runsc", nil) }),
+}
+
+// floodOfDenials is refused more than the daemon remembers.
+func floodOfDenials(name string, of func(*testing.T, *target) wire.Sandbox) attack {
+	return attack{
+		name: name, wall: "of the denials of a sandbox the last are kept", held: words{"bounded"}, got: words{"unbounded"},
 		daemon: without(weak.Log), ask: func(t *testing.T, w *target) string {
 			const kept = 64
-			w.exec(t, w.b.ID, 0, []string{"/attack", "connects", internet.Other.String(), "2000"})
+			id := of(t, w).ID
+			w.exec(t, id, 0, []string{"/attack", "connects", internet.Other.String(), "2000"})
 			limit := time.Now().Add(hosttest.Patient(10 * time.Second))
 			for {
 				var all wire.Denials
-				a := w.ask(t, "GET", "/v1/sandboxes/"+w.b.ID+"/network/denials", daemontest.Key, nil)
+				a := w.ask(t, "GET", "/v1/sandboxes/"+id+"/network/denials", daemontest.Key, nil)
 				if a.status != 200 {
 					return a.word()
 				}
@@ -317,5 +324,5 @@ var nameAttacks = []attack{
 				time.Sleep(10 * time.Millisecond) // nobody tells
 			}
 		},
-	},
+	}
 }

@@ -57,6 +57,9 @@ var networkAttacks = []attack{
 		run: []string{"datagram", "OTHER:443", "4000"}, held: words{"ECONNREFUSED"},
 		runc: without(weak.Policy), runsc: without(weak.Policy),
 	},
+	crafted("a packet with another's address", "spoof", "NEIGHBOUR", "OTHER:443"),
+	crafted("a packet without a SYN", "bare", "OTHER:80"),
+	crafted("an answer of ARP with another's address", "arp", "NEIGHBOUR"),
 	{
 		name: "data in names", wall: "the resolver refuses where the network is not open",
 		run:  []string{"dns", "GATEWAY:53", "secret.attack.invalid"},
@@ -84,4 +87,14 @@ var networkAttacks = []attack{
 		held: words{"ok", "ECONNREFUSED", "EAGAIN"}, runc: unproven("pkg/egress measures the ledger of flows"),
 		runsc: unproven("pkg/egress measures the ledger of flows"),
 	},
+}
+
+// crafted sends a packet that only a raw socket can send. Without the walls it leaves the
+// sandbox; what the chains do with it then, pkg/egress TestPackets and pkg/netns TestARP see.
+func crafted(name string, run ...string) attack {
+	return attack{
+		name: name, wall: "no CAP_NET_RAW; behind it the table raw, the Engine and permanent neighbours", run: run,
+		held: refused.and("EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT"), runc: without(weak.Seccomp, weak.Caps),
+		runsc: unproven("the sentry refuses raw sockets whatever the packet; the sockets of raw IP and AF_PACKET show it"),
+	}
 }

@@ -51,7 +51,8 @@ func run(ctx context.Context) (err error) {
 	recipes := flag.String("recipes", "rootfs", "directory of image recipes")
 	out := flag.String("out", "build/bench.json", "file to write")
 	only := flag.String("run", "", "regular expression: the rows to measure")
-	doc := flag.String("doc", "", "document whose table a whole run replaces; not with -run, -quick or -runtime")
+	doc := flag.String("doc", "", "document whose table a whole run replaces")
+	merge := flag.Bool("merge", false, "with -run or -runtime: replace what was measured in the table of -doc, and keep the other rows")
 	flag.BoolVar(&b.quick, "quick", false, "few repetitions: a smoke test of the bench, not numbers to quote")
 	flag.Func("runtime", "measure this one only", func(rt string) error {
 		if !slices.Contains(runtimes, rt) {
@@ -62,8 +63,8 @@ func run(ctx context.Context) (err error) {
 	})
 	flag.BoolVar(&b.verbose, "v", false, "say how long each step took")
 	flag.Parse()
-	if *doc != "" && (*only != "" || b.quick || len(runtimes) == 1) {
-		*doc = "" // the document has one table, of one whole run
+	if b.quick || !*merge && (*only != "" || len(runtimes) == 1) {
+		*doc = "" // numbers not to quote, or rows that nobody asked to put beside those of another run
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("sandboxd makes namespaces, cgroups and firewall rules, so this needs root")
@@ -83,7 +84,7 @@ func run(ctx context.Context) (err error) {
 	b.report.Machine = machine("")
 	defer func() { // after the daemon has stopped and left nothing behind
 		if err == nil && *doc != "" {
-			err = b.report.document(*doc)
+			err = b.report.document(*doc, *merge)
 		}
 	}()
 	b.daemon, err = startDaemon(ctx, *bin, *recipes, filepath.Join(filepath.Dir(*out), "bench"))

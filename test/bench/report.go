@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -159,46 +160,131 @@ func (r *Report) print(w io.Writer) {
 	tw.Flush() //nolint:errcheck // a table for a person
 }
 
-// The marks in docs/benchmarks.md between which a whole run writes its table.
+// The marks in docs/benchmarks.md between which a run writes its table.
 const (
 	tableBegins = "<!-- make bench writes from here -->\n"
 	tableEnds   = "<!-- to here -->\n"
 )
 
-// document replaces what lies between the marks of the document at path with the machine
-// and the table of this run. If a mark is missing, the document stays as it is.
-func (r *Report) document(path string) error {
+// document replaces the table between the marks of the document at path. With merge it
+// replaces only the rows that have name and runtime of a result of this run; the others
+// keep their numbers and their run. If a mark is missing, the document stays as it is.
+func (r *Report) document(path string, merge bool) error {
 	old, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("write the table: %w", err)
 	}
 	head, rest, begins := strings.Cut(string(old), tableBegins)
-	_, tail, ends := strings.Cut(rest, tableEnds)
+	was, tail, ends := strings.Cut(rest, tableEnds)
 	if !begins || !ends {
 		return fmt.Errorf("write the table: %s lacks the mark %q or %q", path, strings.TrimSpace(tableBegins), strings.TrimSpace(tableEnds))
 	}
-	var b strings.Builder
-	b.WriteString(head + tableBegins)
-	r.markdown(&b)
-	b.WriteString(tableEnds + tail)
-	return os.WriteFile(path, []byte(b.String()), 0o644)
+	var t table
+	if merge {
+		t = readTable(was)
+	}
+	t.add(r)
+	return os.WriteFile(path, []byte(head+tableBegins+t.String()+tableEnds+tail), 0o644)
 }
 
-// markdown writes the machine, the date and one row per result.
-func (r *Report) markdown(w io.Writer) {
+// A table is the table of the document: the runs, each with its number in the first cell,
+// and the rows, each with the number of its run in the last cell.
+type table struct{ runs, rows [][]string }
+
+const (
+	runsHead = "| run | date | machine | programs |\n|---|---|---|---|\n"
+	rowsHead = "| name | runtime | p50 | p90 | baseline of the same run | its p50 | ratio | goal | | run |\n" +
+		"|---|---|---|---|---|---|---|---|---|---|\n"
+)
+
+// readTable reads what String writes.
+func readTable(text string) (t table) {
+	into := &t.runs
+	for line := range strings.Lines(text) {
+		cells := strings.Split(strings.Trim(line, "|\n"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		switch {
+		case len(cells) < 2 || strings.HasPrefix(line, "|---"):
+		case strings.HasPrefix(runsHead, line):
+			into = &t.runs
+		case strings.HasPrefix(rowsHead, line):
+			into = &t.rows
+		default:
+			*into = append(*into, cells)
+		}
+	}
+	return t
+}
+
+func (t table) String() string {
+	var b strings.Builder
+	write := func(head string, rows [][]string) {
+		b.WriteString(head)
+		for _, cells := range rows {
+			b.WriteString("| " + strings.Join(cells, " | ") + " |\n")
+		}
+	}
+	write(runsHead, t.runs)
+	b.WriteString("\n")
+	write(rowsHead, t.rows)
+	return b.String()
+}
+
+// add puts the rows of r in the places of rows with their names and runtimes, or at the
+// end, and drops runs of which no row is left.
+func (t *table) add(r *Report) {
+	last := 0
+	for _, run := range t.runs {
+		n, _ := strconv.Atoi(run[0])
+		last = max(last, n)
+	}
+	run := r.run(last + 1)
+	type key [2]string
+	keyOf := func(row []string) key { return key{row[0], row[1]} }
+	fresh := map[key][][]string{}
+	measured := r.rows(run[0])
+	for _, row := range measured {
+		fresh[keyOf(row)] = append(fresh[keyOf(row)], row)
+	}
+	var rows [][]string
+	for _, row := range append(t.rows, measured...) {
+		if now, ok := fresh[keyOf(row)]; ok {
+			rows = append(rows, now...)
+			fresh[keyOf(row)] = nil // they have their place
+		} else {
+			rows = append(rows, row)
+		}
+	}
+	t.rows = rows
+	t.runs = slices.DeleteFunc(append(t.runs, run), func(run []string) bool {
+		return !slices.ContainsFunc(rows, func(row []string) bool { return row[len(row)-1] == run[0] })
+	})
+}
+
+// run is the row of a run in the table of the document.
+func (r *Report) run(number int) []string {
 	m := r.Machine
-	fmt.Fprintf(w, "Measured on %s: %d CPUs (%s), %d GiB, Linux %s, cgroups %s.\nPrograms: sandboxd %s, %s, %s.\n\n",
-		m.Time.Format(time.DateOnly), m.CPUs, m.CPU, (m.MemoryBytes+1<<29)>>30, m.Kernel, m.Cgroups, m.Version, m.Go,
-		cmp.Or(strings.Join(m.Peers, ", "), "no podman, no docker"))
-	fmt.Fprintln(w, "| name | runtime | p50 | p90 | baseline of the same run | its p50 | ratio | goal | |")
-	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|")
+	return []string{
+		strconv.Itoa(number), m.Time.Format(time.DateOnly),
+		fmt.Sprintf("%d CPUs (%s), %d GiB, Linux %s, cgroups %s", m.CPUs, m.CPU, (m.MemoryBytes+1<<29)>>30, m.Kernel, m.Cgroups),
+		fmt.Sprintf("sandboxd %s, %s, %s", m.Version, m.Go, cmp.Or(strings.Join(m.Peers, ", "), "no podman, no docker")),
+	}
+}
+
+// rows are the results as rows of the table of the document.
+func (r *Report) rows(run string) (rows [][]string) {
 	for i := range r.Results {
 		x := &r.Results[i]
 		base, ratio := x.baseline()
 		verdict := map[string]string{"ok": "met", "MISS": "**missed**"}[x.verdict()]
-		fmt.Fprintf(w, "| %s | %s | %.4g %s | %.4g | %s | %s | %s | %s | %s |\n", x.Name, x.Runtime, x.P50, x.Unit, x.P90,
-			cmp.Or(x.Baseline, "-"), base, ratio, cmp.Or(x.goal.String(), "-"), verdict)
+		rows = append(rows, []string{
+			x.Name, x.Runtime, fmt.Sprintf("%.4g %s", x.P50, x.Unit), fmt.Sprintf("%.4g", x.P90), cmp.Or(x.Baseline, "-"), base, ratio,
+			cmp.Or(x.goal.String(), "-"), verdict, run,
+		})
 	}
+	return rows
 }
 
 // progress prints the rows from shown on, one per line, for people who wait for the final

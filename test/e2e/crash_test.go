@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/btrfs"
 )
 
 // unreachable are the steps that no life and no recovery takes, and why.
@@ -304,5 +307,26 @@ func agree(t *testing.T, h host) {
 		default:
 			t.Errorf("after the recovery sandbox %s is %+v", sb.ID, sb.Status)
 		}
+	}
+}
+
+// TestKillInNewPool kills the first daemon of a host in each step of making the storage
+// pool. The next one has a pool in which a sandbox lives.
+func TestKillInNewPool(t *testing.T) {
+	for _, point := range btrfs.FailpointNames() {
+		t.Run(point, func(t *testing.T) {
+			state := filepath.Join(t.TempDir(), "state")
+			h := connect(t, daemontest.Prepare(t, daemontest.Options{StateDir: state, Pool: pool.BtrfsLoop, PoolSize: "1Gi"}))
+			if err := h.StartArmed(point + "=kill"); err == nil {
+				t.Fatalf("the first start never passed %s", point)
+			}
+			h.Start()
+			daemontest.Image(t, h.Daemon, "base")
+			if left, _ := filepath.Glob(pool.Image(state) + "?*"); len(left) > 0 {
+				t.Errorf("left %v", left)
+			}
+			h.answers(t, h.create(t, spec("runc")).ID)
+			h.deleteAll(t)
+		})
 	}
 }

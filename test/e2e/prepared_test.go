@@ -2,7 +2,11 @@ package e2e_test
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -11,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 // hasSlots waits until the host has so many prepared slots, or the daemon has ended.
@@ -44,7 +49,7 @@ func (h host) links() (ids []string) {
 // is made, and all are released when the host drains and when the daemon stops.
 func TestPreparedSlots(t *testing.T) {
 	const each = 2
-	h := newHost(t, daemontest.Options{Prepared: each})
+	h := newHost(t, daemontest.Options{Prepared: each, Pool: pool.BtrfsLoop})
 	all := each * len(runtimes)
 	ctx := t.Context()
 	for _, runtime := range runtimes {
@@ -84,6 +89,7 @@ func TestPreparedSlots(t *testing.T) {
 			h.holdsNothingOf(t, sb.ID)
 		})
 	}
+	h.saysReady(t, all)
 	if err := h.api.System().Drain(ctx, true); err != nil {
 		t.Fatal(err)
 	}
@@ -101,6 +107,48 @@ func TestPreparedSlots(t *testing.T) {
 	h.Stop()
 	if ids := h.links(); len(ids) > 0 {
 		t.Errorf("the daemon that stopped has left the links of %v", ids)
+	}
+}
+
+// saysReady reads what people read: `system df` counts the slots, and like the doctor it
+// says how much of the pool is written.
+func (h host) saysReady(t *testing.T, slots int) {
+	t.Helper()
+	image := pool.Image(h.StateDir)
+	fi, err := os.Stat(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	percent := func() int64 {
+		t.Helper()
+		df, err := h.api.System().DiskUsage(t.Context())
+		if err != nil || df.Pool.ReadyBytes == 0 {
+			t.Fatalf("the API says of the pool %+v, %v", df.Pool, err)
+		}
+		return df.Pool.ReadyBytes * 100 / fi.Size()
+	}
+	before := percent() // the daemon writes more of it meanwhile
+	cmd := exec.CommandContext(t.Context(), daemontest.Bin("sandboxctl"), "system", "df")
+	cmd.Env = append(os.Environ(), "SANDBOXD_HOST=unix://"+h.Socket)
+	out, err := cmd.CombinedOutput()
+	if want := fmt.Sprintf("\nprepared slots, which wait for a create: %d (", slots); err != nil || !strings.Contains(string(out), want) {
+		t.Errorf("df does not say %q (%v):\n%s", want, err, out)
+	}
+	if !regexp.MustCompile(`\nready [0-9.]+[KMG]iB of the pool: `).Match(out) {
+		t.Errorf("df does not say how much of the pool is ready:\n%s", out)
+	}
+	found, err := doctor(t, h.Config)
+	if err != nil {
+		t.Error(err)
+	}
+	i := slices.IndexFunc(found, func(f finding) bool { return f.Check == "pool" })
+	if i < 0 {
+		t.Fatalf("the doctor says nothing about the pool: %+v", found)
+	}
+	_, said, _ := strings.Cut(found[i].Detail, "MiB free, ")
+	ready, err := strconv.ParseInt(strings.Split(said, " % ready")[0], 10, 64)
+	if err != nil || ready < before || ready > percent() {
+		t.Errorf("the doctor says %q (%v), and the API from %d to %d %%", found[i].Detail, err, before, percent())
 	}
 }
 

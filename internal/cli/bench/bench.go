@@ -44,9 +44,12 @@ first output of a command, to do that and remove the sandbox (run_once), to run 
 command, to delete a sandbox, to copy files and to list sandboxes. The sandboxes are
 removed afterwards.
 
+REFERENCE is the p50 of the same row in docs/benchmarks.md, on the machine that is named
+below the table; RATIO is P50 divided by it. Of times less is better, of MB/s more.
+
 Names and JSON are those of the bench.json that "make bench" writes. "make bench" has
-more rows, and a baseline for each row. Baselines need root, the source and other
-runtimes, so there are none here.
+more rows, and beside each a baseline that it measures on the same host in the same run.
+Baselines need root, the source and other runtimes, so there are none here.
 
 Results of a busy host are not reliable: compare p50, and measure twice.`,
 		Example: `  sandboxctl bench
@@ -89,6 +92,8 @@ type benchReport struct {
 type benchMachine struct {
 	Time    time.Time `json:"time"`
 	Kernel  string    `json:"kernel"`
+	CPU     string    `json:"cpu"`
+	CPUs    int       `json:"cpus"`
 	Go      string    `json:"go"`
 	Version string    `json:"sandboxd"`
 	Cgroups string    `json:"cgroups"`
@@ -103,6 +108,8 @@ type measured struct {
 	N       int     `json:"n"`
 	P50     float64 `json:"p50"`
 	P90     float64 `json:"p90"`
+
+	Reference *reference `json:"reference,omitempty"`
 }
 
 const benchFile = 100 << 20 // bytes
@@ -115,7 +122,10 @@ func (b *benchmark) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.report.Machine = benchMachine{time.Now().UTC(), info.Kernel, info.Go, info.Version.Version, info.Cgroups, info.Pool}
+	b.report.Machine = benchMachine{
+		Time: time.Now().UTC(), Kernel: info.Kernel, CPU: info.CPU, CPUs: info.CPUs, Go: info.Go, Version: info.Version.Version,
+		Cgroups: info.Cgroups, Pool: info.Pool,
+	}
 	for _, rt := range b.runtimes {
 		if err := b.lives(ctx, rt); err != nil {
 			return err
@@ -155,7 +165,9 @@ func (b *benchmark) keep(name, rt, unit string, values []float64) {
 	at := func(p float64) float64 {
 		return math.Round(100*values[max(0, int(math.Ceil(p*float64(len(values))))-1)]) / 100
 	}
-	b.report.Results = append(b.report.Results, measured{name, rt, unit, len(values), at(0.5), at(0.9)})
+	b.report.Results = append(b.report.Results, measured{
+		name, rt, unit, len(values), at(0.5), at(0.9), referenceOf(name, rt, unit),
+	})
 }
 
 func millis(start time.Time) float64 { return float64(time.Since(start)) / 1e6 }
@@ -289,11 +301,30 @@ func (b *benchmark) print(o command.Output) error {
 	if o.Format == command.JSON {
 		return text.JSON(os.Stdout, b.report)
 	}
+	return b.report.table(os.Stdout)
+}
+
+// table writes the machine, a line for each row, and where the references are from.
+func (r *benchReport) table(w io.Writer) error {
+	host := r.Machine
+	_, err := fmt.Fprintf(w, "sandboxd %s, Linux %s, %s\n\n", text.Printable(host.Version), text.Printable(host.Kernel),
+		text.Printable(text.CPUs(host.CPUs, host.CPU)))
+	if err != nil {
+		return err
+	}
 	var rows [][]string
-	for _, m := range b.report.Results {
+	for _, m := range r.Results {
+		of, ratio := "-", "-"
+		if m.Reference != nil {
+			of, ratio = fmt.Sprintf("%.4g", m.Reference.P50), fmt.Sprintf("%.2f", m.P50/m.Reference.P50)
+		}
 		rows = append(rows, []string{
-			m.Name, m.Runtime, m.Unit, strconv.Itoa(m.N), fmt.Sprintf("%.4g", m.P50), fmt.Sprintf("%.4g", m.P90),
+			m.Name, m.Runtime, m.Unit, strconv.Itoa(m.N), fmt.Sprintf("%.4g", m.P50), fmt.Sprintf("%.4g", m.P90), of, ratio,
 		})
 	}
-	return text.Table(os.Stdout, []string{"NAME", "RUNTIME", "UNIT", "N", "P50", "P90"}, rows)
+	err = text.Table(w, []string{"NAME", "RUNTIME", "UNIT", "N", "P50", "P90", "REFERENCE", "RATIO"}, rows)
+	if all := r.machines(); err == nil && all != "" {
+		_, err = fmt.Fprintf(w, "\nREFERENCE is docs/benchmarks.md: %s\n", all)
+	}
+	return err
 }

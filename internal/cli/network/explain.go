@@ -108,7 +108,11 @@ func tested(t wire.NetworkTest, sandbox string) string {
 		at = " (" + text.Printable(t.Address) + ")"
 	}
 	word := "not reached"
-	if t.Reached {
+	resolver := t.Explanation.By == "dns"
+	switch {
+	case t.Reached && resolver:
+		word = "answered by sandboxd's resolver"
+	case t.Reached:
 		word = "reached"
 	}
 	fmt.Fprintf(&b, "%s: %s%s in %.1f ms\n", word, text.Printable(t.Target), at, t.Took)
@@ -116,6 +120,8 @@ func tested(t wire.NetworkTest, sandbox string) string {
 		fmt.Fprintf(&b, "%s: %s\n", text.Printable(t.Step), text.Printable(t.Error))
 	}
 	switch {
+	case resolver && (t.Reached || t.Denied == nil):
+		fmt.Fprintf(&b, "note: %s\n", text.Printable(t.Explanation.Reason))
 	case t.Reached:
 		fmt.Fprintf(&b, "allowed: %s\n", text.Printable(t.Explanation.Reason))
 	case t.Denied != nil && t.Explanation.Verdict == wire.VerdictAllow:

@@ -58,6 +58,7 @@ func printInfo(i wire.SystemInfo) error {
 	lines := [][2]string{
 		{"sandboxd", fmt.Sprintf("%s (%s), instance %s, started %s", i.Version.Version, i.Go, i.Instance, text.Ago(i.Started))},
 		{"kernel", i.Kernel},
+		{"cpu", text.CPUs(i.CPUs, i.CPU)},
 		{"cgroups", i.Cgroups},
 		{"state", fmt.Sprintf("%s, schema %d", i.StateDir, i.Schema)},
 		{"pool", i.Pool},

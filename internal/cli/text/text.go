@@ -15,6 +15,8 @@ import (
 	"unicode"
 
 	"github.com/docker/go-units"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // Printable returns s as one line: control characters, ESC among them, line
@@ -64,6 +66,19 @@ func Clip(s string, n int) string {
 
 // Bytes prints a size as docker does, in powers of 1024.
 func Bytes(n int64) string { return units.BytesSize(float64(n)) }
+
+// CPUs describes the CPUs of a host. An older daemon says nothing of them (0), and some
+// kernels do not say the model.
+func CPUs(n int, model string) string {
+	if n == 0 {
+		return "unknown"
+	}
+	s := errs.Count(n, "CPU", "CPUs")
+	if model != "" {
+		s += " (" + model + ")"
+	}
+	return s
+}
 
 // Ago prints how long ago t was.
 func Ago(t time.Time) string {

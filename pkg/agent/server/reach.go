@@ -74,6 +74,8 @@ func tryReach(ctx context.Context, got *agent.Reached, host string, port uint16)
 	case 80:
 		got.Step = agent.StepHTTP
 		return ask(conn, host)
+	case 53:
+		return asksNothing(conn)
 	}
 	return staysOpen(conn)
 }
@@ -105,6 +107,16 @@ func ask(conn net.Conn, name string) error {
 		return err
 	}
 	return resp.Body.Close()
+}
+
+// asksNothing sends a message of DNS without a question, with its length before it (RFC 1035,
+// 4.1.1 and 4.2.2). A server answers at once that this is none, and no policy is asked for a
+// name.
+func asksNothing(conn net.Conn) error {
+	if _, err := conn.Write([]byte{0, 12, 0x53, 0x42, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}); err != nil {
+		return err
+	}
+	return staysOpen(conn)
 }
 
 // staysOpen waits for the end of a connection. A server that sends something, or nothing

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -55,18 +56,26 @@ func TestReachSteps(t *testing.T) {
 			c.Write([]byte{21, 3, 3, 0, 2, 2, code}) //nolint:errcheck // a fatal alert
 		}
 	}
-	ctx := t.Context()
+	reads := func(c net.Conn) { c.Read(make([]byte, 14)) } //nolint:errcheck // the test sees it
+	ctx, asked := t.Context(), make(chan []byte, 1)
 	for name, c := range map[string]struct {
 		err  error
 		says string // "": reached
 	}{
-		"TLS":                    {shake(ctx, dial(secure), "pypi.org"), ""},
-		"TLS without a name":     {shake(ctx, dial(secure), ""), ""},
-		"TLS, access denied":     {shake(ctx, listen(alert(49)), "pypi.org"), "access denied"},
-		"TLS, the server's own":  {shake(ctx, listen(alert(40)), "pypi.org"), ""},
-		"TLS, closed":            {shake(ctx, listen(func(net.Conn) {}), "pypi.org"), "E"},
-		"HTTP":                   {ask(dial(plain), "pypi.org"), ""},
-		"HTTP, closed":           {ask(listen(func(net.Conn) {}), "pypi.org"), "E"},
+		"TLS":                   {shake(ctx, dial(secure), "pypi.org"), ""},
+		"TLS without a name":    {shake(ctx, dial(secure), ""), ""},
+		"TLS, access denied":    {shake(ctx, listen(alert(49)), "pypi.org"), "access denied"},
+		"TLS, the server's own": {shake(ctx, listen(alert(40)), "pypi.org"), ""},
+		"TLS, closed":           {shake(ctx, listen(func(net.Conn) {}), "pypi.org"), "E"},
+		"HTTP":                  {ask(dial(plain), "pypi.org"), ""},
+		"HTTP, closed":          {ask(listen(func(net.Conn) {}), "pypi.org"), "E"},
+		"DNS": {asksNothing(listen(func(c net.Conn) {
+			q := make([]byte, 14)
+			io.ReadFull(c, q)  //nolint:errcheck // shows in what was asked
+			c.Write([]byte{0}) //nolint:errcheck // a test
+			asked <- q
+		})), ""},
+		"DNS, closed":            {asksNothing(listen(reads)), "closed at once"},
 		"others, silent":         {staysOpen(listen(func(net.Conn) { <-quiet })), ""},
 		"others, speaks first":   {staysOpen(listen(func(c net.Conn) { c.Write([]byte("220 hi\n")) })), ""}, //nolint:errcheck // a test
 		"others, closed at once": {staysOpen(listen(func(net.Conn) {})), "closed at once"},
@@ -74,6 +83,14 @@ func TestReachSteps(t *testing.T) {
 		if (c.err == nil) != (c.says == "") || c.err != nil && !strings.Contains(c.err.Error(), c.says) {
 			t.Errorf("%s: %v", name, c.err)
 		}
+	}
+	select {
+	case q := <-asked:
+		if h := q[2:]; q[1] != 12 || h[2]&0x80 != 0 || h[5] != 0 { // a query, without a question
+			t.Errorf("a server of DNS is asked % x", q)
+		}
+	case <-time.After(time.Minute):
+		t.Error("a server of DNS is asked nothing")
 	}
 }
 

@@ -67,7 +67,7 @@ type Explanation struct {
 	Target  string   `json:"target"`            // as it was understood: pypi.org:443/tcp
 	Verdict string   `json:"verdict"`           // allow or deny
 	Rule    string   `json:"rule"`              // that decides, or "default", "private range", "host address", …
-	By      string   `json:"by"`                // policy or block
+	By      string   `json:"by"`                // policy, block, or dns: at port 53, where the resolver answers
 	Reason  string   `json:"reason"`            // the same in words
 	Allow   string   `json:"allow,omitempty"`   // the rule that would open it; absent: it is open, or none would
 	Names   []string `json:"names,omitempty"`   // that DNS has answered with the address lately

@@ -7,6 +7,8 @@ type SystemInfo struct {
 	Version
 	Started   time.Time      `json:"started"` // of the daemon
 	Kernel    string         `json:"kernel"`
+	CPU       string         `json:"cpu,omitempty"` // the model, if the kernel says it (proc_cpuinfo(5))
+	CPUs      int            `json:"cpus"`          // that the daemon may use
 	StateDir  string         `json:"stateDir"`
 	Pool      string         `json:"pool"`    // kind, place and size, for people
 	Cgroups   string         `json:"cgroups"` // unified, hybrid or legacy

@@ -3,9 +3,10 @@
 package authority
 
 import (
-	"os"
-	"path/filepath"
+	"slices"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
 // TestNode: Node adds the authority to its own roots by a variable.
@@ -24,41 +25,10 @@ socket.on('error', e => { console.error(e.message); process.exit(1); });
 
 // TestJava: the JVM takes the authority as an anchor, and the leaf for an HTTPS server.
 func TestJava(t *testing.T) {
-	const client = `
-import java.io.*;
-import java.net.*;
-import java.security.*;
-import java.security.cert.*;
-import javax.net.ssl.*;
-
-class Client {
-	public static void main(String[] args) throws Exception {
-		KeyStore store = KeyStore.getInstance("JKS");
-		store.load(null, null);
-		try (InputStream in = new FileInputStream(args[0])) {
-			store.setCertificateEntry("ca", CertificateFactory.getInstance("X.509").generateCertificate(in));
-		}
-		TrustManagerFactory trust = TrustManagerFactory.getInstance("PKIX");
-		trust.init(store);
-		SSLContext context = SSLContext.getInstance("TLS");
-		context.init(null, trust.getTrustManagers(), null);
-		Socket plain = new Socket(args[1], Integer.parseInt(args[2]));
-		SSLSocket socket = (SSLSocket) context.getSocketFactory().createSocket(plain, args[3], Integer.parseInt(args[2]), true);
-		SSLParameters p = socket.getSSLParameters();
-		p.setEndpointIdentificationAlgorithm("HTTPS");
-		socket.setSSLParameters(p);
-		socket.startHandshake();
-		socket.close();
-	}
-}
-`
-	source := filepath.Join(t.TempDir(), "Client.java")
-	if err := os.WriteFile(source, []byte(client), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	client := hosttest.JavaClient(t)
 	judged(t, judge{
 		"java", func(ca, _, host, port, name string) []string {
-			return []string{"java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", source, ca, host, port, name}
+			return slices.Concat(client, []string{host, port, name, ca})
 		}, nil, "PKIX path", "No subject alternative DNS name matching",
 	})
 }

@@ -14,9 +14,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
 const id = "rabcdefghijk"
@@ -249,38 +250,11 @@ func handshake(t *testing.T, c *tls.Certificate, a *Authority, name string) erro
 	t.Helper()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(a.Certificate())
-	conn, err := tls.Dial("tcp", serve(t, c), &tls.Config{RootCAs: roots, ServerName: name})
+	conn, err := tls.Dial("tcp", net.JoinHostPort(hosttest.ServeTLS(t, *c)), &tls.Config{RootCAs: roots, ServerName: name})
 	if err != nil {
 		return err
 	}
 	return conn.Close()
-}
-
-// serve answers every connection with c until the test ends, and returns its address.
-func serve(t *testing.T, c *tls.Certificate) string {
-	t.Helper()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*c}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer conn.Close()
-				conn.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // the client's side shows it
-				if conn.(*tls.Conn).Handshake() == nil {      // then it waits for the client to close
-					conn.Read(make([]byte, 1)) //nolint:errcheck // as above
-				}
-			})
-		}
-	})
-	t.Cleanup(func() { l.Close(); wg.Wait() })
-	return l.Addr().String()
 }
 
 // A judge is a program that verifies a leaf. It exits with 0 if the leaf is good.
@@ -311,10 +285,7 @@ func judged(t *testing.T, j judge) {
 	for _, name := range []string{"api.example.com", long} {
 		c := a.leaf(t, name, time.Now())
 		leaf := file("leaf.pem", pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: c.Leaf.Raw}))
-		host, port, err := net.SplitHostPort(serve(t, c))
-		if err != nil {
-			t.Fatal(err)
-		}
+		host, port := hosttest.ServeTLS(t, *c)
 		ask := func(ca, name string) (string, error) {
 			argv := j.argv(ca, leaf, host, port, name)
 			cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)

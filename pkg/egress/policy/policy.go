@@ -214,8 +214,15 @@ const (
 // A Reason says why: the cause is counted, the text is for people.
 type Reason struct {
 	Cause Cause
-	Text  string // a rule as written, "default", "private range", …
+	Text  string // a rule as written, Default, PrivateRange, …
 }
+
+// Texts of reasons that are no rule.
+const (
+	Default      = "default"       // no rule matches
+	PrivateRange = "private range" // and no rule names it
+	NoNetwork    = "network none"  // the sandbox's mode
+)
 
 // Hidden is why a flow is denied whose protocol hides the name.
 const Hidden = "nobody can see the server's name on this port, and a rule denies names"
@@ -370,7 +377,7 @@ func (p *Policy) decideAs(f Flow, name string) (allow bool, why Reason) {
 // first answers by the first rule that matches f, where named tells which rules by name do.
 func (p *Policy) first(f Flow, named func(*rule) bool) (allow bool, why Reason) {
 	if p.mode == record.NetworkNone {
-		return false, Reason{ByMode, "network none"}
+		return false, Reason{ByMode, NoNetwork}
 	}
 	inside := f.Dst.IsValid() && Private(f.Dst)
 	for i := range p.rules {
@@ -380,16 +387,16 @@ func (p *Policy) first(f Flow, named func(*rule) bool) (allow bool, why Reason) 
 		}
 	}
 	if inside {
-		return false, Reason{ByRange, "private range"}
+		return false, Reason{ByRange, PrivateRange}
 	}
-	return p.mode == record.NetworkOpen, Reason{ByMode, "default"}
+	return p.mode == record.NetworkOpen, Reason{ByMode, Default}
 }
 
 // Resolves reports whether the sandbox may ask DNS for name. A rule that denies some ports
 // only leaves the name to the others.
 func (p *Policy) Resolves(name string) (allow bool, why Reason) {
 	if p.mode == record.NetworkNone {
-		return false, Reason{ByMode, "network none"}
+		return false, Reason{ByMode, NoNetwork}
 	}
 	for i := range p.rules {
 		r := &p.rules[i]
@@ -397,7 +404,7 @@ func (p *Policy) Resolves(name string) (allow bool, why Reason) {
 			return r.allow, Reason{ByRule, r.text}
 		}
 	}
-	return p.mode == record.NetworkOpen, Reason{ByMode, "default"}
+	return p.mode == record.NetworkOpen, Reason{ByMode, Default}
 }
 
 // Wildcard returns the first wildcard rule that lets Resolves allow name, or "" if a rule has the

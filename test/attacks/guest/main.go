@@ -92,6 +92,9 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"mapped":       mapped,
 	"at-once":      atOnce,
 	"moved":        moved,
+	"spoof":        spoof,
+	"bare":         bare,
+	"arp":          arp,
 }
 
 func main() {

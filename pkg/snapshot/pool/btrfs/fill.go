@@ -8,6 +8,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sandboxd/sandboxd/internal/failpoint"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
@@ -53,6 +54,9 @@ func writeFirst(ctx context.Context, path string, bytes int64) error {
 	end := time.Now().Add(firstTime)
 	for at := int64(0); at+piece <= min(bytes/8, firstPart) && time.Now().Before(end) && ctx.Err() == nil; at += piece {
 		if _, err := f.WriteAt(zeros, at); err != nil {
+			return err
+		}
+		if err := failpoint.Pass("pool:write"); err != nil {
 			return err
 		}
 	}

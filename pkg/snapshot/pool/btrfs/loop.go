@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/failpoint"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
@@ -56,7 +57,7 @@ func (b *LoopPool) Open(ctx context.Context, dir string) error {
 		return err
 	}
 	if !mounted {
-		if err := b.make(ctx); err != nil {
+		if err := errors.Join(b.make(ctx), failpoint.Pass("pool:mount")); err != nil {
 			return err
 		}
 		if err := b.mount(); err != nil {
@@ -82,8 +83,13 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 	if _, err := mkfsProgram(); err != nil {
 		return err
 	}
+	// What a daemon that was killed here has left is removed, not made empty: its mkfs may
+	// write to it for another moment.
 	tmp := b.image + ".new"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
@@ -93,6 +99,29 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 			os.Remove(tmp)
 		}
 	}()
+	if err := b.reserve(ctx, f); err != nil {
+		return err
+	}
+	if err := failpoint.Pass("pool:mkfs"); err != nil {
+		return err
+	}
+	// nodiscard: otherwise mkfs gives back what was just allocated.
+	if err := mkfs(ctx, tmp, "--nodiscard"); err != nil {
+		return err
+	}
+	if err := errors.Join(f.Sync(), failpoint.Pass("pool:name")); err != nil {
+		return err
+	}
+	return os.Rename(tmp, b.image)
+}
+
+// FailpointNames lists the steps in which a new pool is made, for tests that kill the daemon
+// at each of them: a part of the file is written, it is about to get a file system, it has
+// one, and it has its name.
+func FailpointNames() []string { return []string{"pool:write", "pool:mkfs", "pool:name", "pool:mount"} }
+
+// reserve gives the new file f all its blocks.
+func (b *LoopPool) reserve(ctx context.Context, f *os.File) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
 		return err
@@ -100,31 +129,25 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 	if st.Type == magic {
 		// No copy on write below copy on write: every block would be written twice.
 		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, nocowFlag); err != nil {
-			return fmt.Errorf("set nocow on %s: %w", tmp, err)
+			return fmt.Errorf("set nocow on %s: %w", f.Name(), err)
 		}
 	}
 	// Without this check fallocate takes all there is before it fails.
 	free := int64(st.Bavail) * st.Bsize
-	if free >= b.bytes {
-		err = allocate(ctx, f, b.bytes)
-	} else {
-		err = unix.ENOSPC
+	if free < b.bytes {
+		return errs.Wrap(unix.ENOSPC, errs.Exhausted, "allocate the storage pool: the disk of the state directory has %d MiB free, "+
+			"pool_size is %d MiB: lower pool_size or free space", free>>20, b.bytes>>20)
 	}
+	err := allocate(ctx, f, b.bytes)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) {
-		return errs.Wrap(err, errs.Exhausted, "allocate the storage pool: the disk of the state directory has %d MiB free, pool_size is "+
-			"%d MiB: lower pool_size or free space", free>>20, b.bytes>>20)
+		return errs.Wrap(err, errs.Exhausted, "allocate the storage pool: the disk of the state directory had %d MiB free, and does not "+
+			"take %d MiB (pool_size): %v; another program fills it, a quota or a limit holds, or the device below has less than it says: "+
+			"lower pool_size or free space", free>>20, b.bytes>>20, err)
 	}
 	if err != nil {
-		return fmt.Errorf("allocate %d bytes for %s: %w", b.bytes, tmp, err)
+		return fmt.Errorf("allocate %d bytes for %s: %w", b.bytes, f.Name(), err)
 	}
-	// nodiscard: otherwise mkfs gives back what was just allocated.
-	if err := mkfs(ctx, tmp, "--nodiscard"); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	return os.Rename(tmp, b.image)
+	return nil
 }
 
 // allocate gives a new file all its blocks. Where the kernel (6.17) and the disk can have

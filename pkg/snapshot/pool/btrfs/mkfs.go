@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -40,7 +41,12 @@ func mkfs(ctx context.Context, path string, options ...string) error {
 		"-q", "--metadata", "single", "--label", label,
 		"--nodesize", strconv.Itoa(os.Getpagesize()),
 	}, options...)
-	out, err := exec.CommandContext(ctx, program, append(args, path)...).CombinedOutput()
+	// It ends with this process. The kernel takes the death of this thread for that.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, program, append(args, path)...)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("mkfs.btrfs %s: %w: %s", path, err, strings.TrimSpace(string(out)))
 	}
