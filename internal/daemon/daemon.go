@@ -54,10 +54,6 @@ import (
 // "What is limited?".
 const runscHostPids = 4096
 
-// inspectShare is the part of the host's memory that all children which decrypt for sandboxes
-// may use together.
-const inspectShare = 4
-
 // shutdownLimit is how long requests in flight may take to end after SIGTERM.
 const shutdownLimit = 10 * time.Second
 
@@ -162,7 +158,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	if err := d.openNetwork(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.openSecrets(ctx); err != nil {
+	if err := openSecrets(ctx, d); err != nil {
 		return nil, err
 	}
 	return d, d.openManager()
@@ -315,11 +311,6 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	inspecting := d.cgroups.Inspecting(total / inspectShare)
-	var roots func() ([]byte, error) // nil: the host's
-	if d.cfg.Network.Roots != "" {
-		roots = d.cfg.Network.ReadRoots
-	}
 	d.egress, err = egress.Open(ctx, egress.Config{
 		Instance:     d.cfg.Instance,
 		Host:         d.cfg.Egress.Host,
@@ -334,9 +325,9 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		Leases:       filepath.Join(d.cfg.RunDir, "leases"),
 		Logger:       d.log,
 		OnDeny:       d.onDeny,
-		OnInspect:    d.onInspect,
-		Inspecting:   func(_ string, pid int) error { return inspecting.Add(pid) },
-		Roots:        roots,
+		OnInspect:    func(e egress.InspectEvent) { noteInspected(d, e) },
+		Inspecting:   func(_ string, pid int) error { return d.cgroups.Inspecting(total / inspectShare).Add(pid) },
+		Roots:        rootsOf(d.cfg),
 	})
 	if err != nil {
 		return err
@@ -397,10 +388,8 @@ func (d *Daemon) openManager() error {
 	if err != nil {
 		return err
 	}
-	bundles.authority = d.authority
-	d.agents = newAgents(d.cfg, d.files.Disks, func(r *record.Record) (map[string]string, error) {
-		return d.inspected(r, bundles.trusted)
-	})
+	bundles.authority = authorityOf(d.secrets)
+	d.agents = newAgents(d.cfg, d.files.Disks, variablesOf(d.secrets, bundles.trusted))
 	d.ports = publish.New(d.log)
 	d.onClose(func() error { d.ports.CloseAll(); return nil })
 	d.queue = admission.NewQueue(d.cfg.Limits.MaxCreating)

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,46 +127,6 @@ func (d *Daemon) onDeny(n egress.Denial) {
 		attrs = append(attrs, "name", denied.Name)
 	}
 	d.log.Log(context.Background(), level, "denied", append(attrs, "rule", n.Rule, "by", n.By, "reason", denied.Reason)...)
-}
-
-// onInspect is called with what is noticed in decrypted connections: a sandbox causes few.
-func (d *Daemon) onInspect(e egress.InspectEvent) {
-	now := time.Now()
-	text := inspected(e)
-	level := slog.LevelDebug
-	if d.history.Note(e.ID, history.Network, now, text) && d.denials.allow(e.ID, now) {
-		level = slog.LevelInfo
-		d.denials.tellReaders(e.ID, text)
-	}
-	if e.Kind == egress.InspectRule {
-		d.denials.note(e.ID, wire.Denial{Time: now.UTC(), Protocol: "http", Name: e.Host, Rule: e.Text, By: egress.ByPolicy, Reason: text})
-	}
-	d.log.Log(context.Background(), level, "inspected", "sandbox", e.ID, "kind", e.Kind, "host", e.Host, "method", e.Method,
-		"binding", e.Binding, "credential", e.Credential, "place", e.Place, "text", e.Text)
-}
-
-// inspected says in words what an event is.
-func inspected(e egress.InspectEvent) string {
-	host := cmp.Or(e.Host, "no host")
-	placeholder := "denied: the placeholder of " + e.Credential
-	text := map[string]string{
-		egress.InspectRule:        "denied " + e.Method + " to " + host,
-		egress.InspectForeign:     "denied: a placeholder that is none of this sandbox was sent to " + host,
-		egress.InspectWrongHost:   placeholder + " was sent to " + host + ", where it is not bound",
-		egress.InspectWrongPlace:  placeholder + " is in the " + e.Place + " of a request to " + host + ", where it is not bound",
-		egress.InspectMalformed:   "denied: a request to " + host + " that servers could read in different ways",
-		egress.InspectUnavailable: "denied: the value of " + e.Credential + " for " + host + " cannot be had",
-		egress.InspectEcho:        "the value of " + e.Credential + " is in an answer of " + host,
-		egress.InspectUntrusted:   "a program does not trust the authority of this sandbox, so it does not reach " + host,
-		egress.InspectHandshake:   "TLS of a program failed on the way to " + host,
-		egress.InspectUnverified:  "the certificate of " + host + " cannot be verified, so nothing is sent there",
-		egress.InspectWantsClient: host + " wants a certificate of its client, and sandboxd has none",
-		egress.InspectNoChild:     "no child that decrypts for this sandbox runs, so its connections by name are reset",
-	}[e.Kind]
-	if e.Text != "" {
-		text += ": " + e.Text
-	}
-	return text
 }
 
 // onOperation is called for every operation of the Manager.

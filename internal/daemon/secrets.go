@@ -1,14 +1,20 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
+	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/sealed"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -17,9 +23,21 @@ import (
 
 var _ sandbox.Egress = firewall{}
 
+// inspectShare is the part of the host's memory that all children which decrypt for sandboxes
+// may use together.
+const inspectShare = 4
+
+// rootsOf reads the certificates by which servers are verified; nil: those of the host.
+func rootsOf(cfg *config.Config) func() ([]byte, error) {
+	if cfg.Network.Roots == "" {
+		return nil
+	}
+	return cfg.Network.ReadRoots
+}
+
 // openSecrets opens the key of this host's secrets and what keeps them. A missing key keeps
 // nothing but what needs it from working.
-func (d *Daemon) openSecrets(ctx context.Context) error {
+func openSecrets(ctx context.Context, d *Daemon) error {
 	all, unreadable, err := d.store.Secrets(ctx)
 	if err != nil {
 		return err
@@ -60,26 +78,70 @@ func (f firewall) Register(ctx context.Context, r *record.Record, addr netip.Add
 	return f.Engine.Register(ctx, r.ID, addr, r.Spec.Network, (*egress.Inspection)(i))
 }
 
-// authority returns the certificate of the authority of a sandbox that is about to start.
-func (d *Daemon) authority(ctx context.Context, r *record.Record) ([]byte, error) {
-	a, err := d.secrets.Authority(ctx, r, true)
-	if err != nil {
-		return nil, err
+// authorityOf returns the certificate of the authority of a sandbox that is about to start.
+func authorityOf(k *secrets.Keeper) func(context.Context, *record.Record) ([]byte, error) {
+	return func(ctx context.Context, r *record.Record) ([]byte, error) {
+		a, err := k.Authority(ctx, r, true)
+		if err != nil {
+			return nil, err
+		}
+		return a.Certificate(), nil
 	}
-	return a.Certificate(), nil
 }
 
-// inspected are the variables that a sandbox with inspected hosts gets beside its own: those
-// by which its programs find what to trust, and placeholders of credentials.
-func (d *Daemon) inspected(r *record.Record, trusted func(id string) (map[string]string, error)) (map[string]string, error) {
-	env, err := trusted(r.ID)
-	if err != nil {
-		return nil, err
+// variablesOf are those that a sandbox with inspected hosts gets beside its own: those by which
+// its programs find what to trust, and placeholders of credentials.
+func variablesOf(k *secrets.Keeper, trusted func(id string) (map[string]string, error)) func(*record.Record) (map[string]string, error) {
+	return func(r *record.Record) (map[string]string, error) {
+		env, err := trusted(r.ID)
+		if err != nil {
+			return nil, err
+		}
+		placeholders, err := k.Environment(context.Background(), r)
+		if err != nil {
+			return nil, fmt.Errorf("read the placeholders of sandbox %s: %w", r.ID, err)
+		}
+		maps.Copy(env, placeholders)
+		return env, nil
 	}
-	placeholders, err := d.secrets.Environment(context.Background(), r)
-	if err != nil {
-		return nil, fmt.Errorf("read the placeholders of sandbox %s: %w", r.ID, err)
+}
+
+// noteInspected is called with what is noticed in decrypted connections: a sandbox causes few.
+func noteInspected(d *Daemon, e egress.InspectEvent) {
+	now := time.Now()
+	text := inspected(e)
+	level := slog.LevelDebug
+	if d.history.Note(e.ID, history.Network, now, text) && d.denials.allow(e.ID, now) {
+		level = slog.LevelInfo
+		d.denials.tellReaders(e.ID, text)
 	}
-	maps.Copy(env, placeholders)
-	return env, nil
+	if e.Kind == egress.InspectRule {
+		d.denials.note(e.ID, wire.Denial{Time: now.UTC(), Protocol: "http", Name: e.Host, Rule: e.Text, By: egress.ByPolicy, Reason: text})
+	}
+	d.log.Log(context.Background(), level, "inspected", "sandbox", e.ID, "kind", e.Kind, "host", e.Host, "method", e.Method,
+		"binding", e.Binding, "credential", e.Credential, "place", e.Place, "text", e.Text)
+}
+
+// inspected says in words what an event is.
+func inspected(e egress.InspectEvent) string {
+	host := cmp.Or(e.Host, "no host")
+	placeholder := "denied: the placeholder of " + e.Credential
+	text := map[string]string{
+		egress.InspectRule:        "denied " + e.Method + " to " + host,
+		egress.InspectForeign:     "denied: a placeholder that is none of this sandbox was sent to " + host,
+		egress.InspectWrongHost:   placeholder + " was sent to " + host + ", where it is not bound",
+		egress.InspectWrongPlace:  placeholder + " is in the " + e.Place + " of a request to " + host + ", where it is not bound",
+		egress.InspectMalformed:   "denied: a request to " + host + " that servers could read in different ways",
+		egress.InspectUnavailable: "denied: the value of " + e.Credential + " for " + host + " cannot be had",
+		egress.InspectEcho:        "the value of " + e.Credential + " is in an answer of " + host,
+		egress.InspectUntrusted:   "a program does not trust the authority of this sandbox, so it does not reach " + host,
+		egress.InspectHandshake:   "TLS of a program failed on the way to " + host,
+		egress.InspectUnverified:  "the certificate of " + host + " cannot be verified, so nothing is sent there",
+		egress.InspectWantsClient: host + " wants a certificate of its client, and sandboxd has none",
+		egress.InspectNoChild:     "no child that decrypts for this sandbox runs, so its connections by name are reset",
+	}[e.Kind]
+	if e.Text != "" {
+		text += ": " + e.Text
+	}
+	return text
 }

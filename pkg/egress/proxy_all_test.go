@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 )
 
 // TestManyByName: of 100,000 connections by a name none fails, none is left in the table of
@@ -100,7 +102,7 @@ func (w *world) toSite(e *Engine) (n, most int) {
 	w.t.Helper()
 	var by map[netip.Addr]int
 	to := netip.MustParseAddr(site)
-	if err := e.table.each(func() { n, by = 0, map[netip.Addr]int{} }, func(f tracked) {
+	if err := conntrack.Each(func() { n, by = 0, map[netip.Addr]int{} }, func(f conntrack.Entry) {
 		if f.Dst == to {
 			n++
 			by[f.Src]++

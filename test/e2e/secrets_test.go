@@ -143,7 +143,8 @@ func (l *lab) secretLives(in *internet.Internet) {
 	l.wants(l.ctl("exec", id, "--", "curl", "-sS", "https://"+internet.GitHost), 60)
 	// A server that the daemon cannot verify, or a destination that is not the host's, gets nothing.
 	before := len(in.Requests(internet.ModelHost))
-	r := l.ctl("exec", id, "--", "curl", "-sS", "--resolve", internet.ModelHost+":443:"+internet.Other.String(), "https://"+internet.ModelHost)
+	elsewhere := internet.ModelHost + ":443:" + internet.Other.String()
+	r := l.ctl("exec", id, "--", "curl", "-sS", "--resolve", elsewhere, "https://"+internet.ModelHost)
 	if got := in.Requests(internet.ModelHost); len(got) != before {
 		l.Errorf("an address that is not %s's got %+v; curl said %q, %q", internet.ModelHost, got[before:], r.out, r.errout)
 	}
@@ -151,7 +152,7 @@ func (l *lab) secretLives(in *internet.Internet) {
 	l.holdsNoSecret(id)
 	l.phantom(id, in)
 
-	l.ok("secret", "rm", id, "--binding", "model")
+	l.ok("secret", "unbind", id, "model")
 	r = l.ctl("exec", id, "--", "sh", "-c", script)
 	if r.code == 0 || !strings.Contains(r.errout, "401") && !strings.Contains(r.errout, "CERTIFICATE_VERIFY_FAILED") {
 		l.Errorf("without a binding: %d, %q, %q", r.code, r.out, r.errout)
@@ -244,7 +245,8 @@ func TestRequestRules(t *testing.T) {
 				before := len(in.Requests(internet.GitHost))
 				r := l.ctl(append([]string{"exec", id, "--", "curl", "-sS", "-w", "%{http_code}"}, argv...)...)
 				if !strings.HasSuffix(r.out, "403") || !strings.Contains(r.out, "GET") || len(in.Requests(internet.GitHost)) != before {
-					t.Errorf("curl %q: %q, %q, and the server got %d requests", argv, r.out, r.errout, len(in.Requests(internet.GitHost))-before)
+					t.Errorf("curl %q: %q, %q; the server got %d requests, and had %d", argv, r.out, r.errout,
+						len(in.Requests(internet.GitHost)), before)
 				}
 			}
 		})

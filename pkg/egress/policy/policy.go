@@ -53,17 +53,6 @@ type rule struct {
 	text        string
 }
 
-// same reports whether two rules are equal.
-func (r *rule) same(o *rule) bool {
-	a, b := *r, *o
-	a.when, b.when = nil, nil
-	return a == b && r.when.equal(o.when)
-}
-
-// unseen reports whether a rule by name decides where nobody sees the requests: one that is
-// about requests may deny them then, and does not allow them.
-func (r *rule) unseen() bool { return r.when == nil || !r.allow }
-
 // protocols are the protocols that a rule may name.
 var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "icmp": unix.IPPROTO_ICMP}
 

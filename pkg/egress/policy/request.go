@@ -180,3 +180,14 @@ func (p *Policy) Permits(f Flow, name string, most int) (texts []string) {
 	}
 	return texts
 }
+
+// same reports whether two rules are equal.
+func (r *rule) same(o *rule) bool {
+	a, b := *r, *o
+	a.when, b.when = nil, nil
+	return a == b && r.when.equal(o.when)
+}
+
+// unseen reports whether a rule by name decides where nobody sees the requests: one that is
+// about requests may deny them then, and does not allow them.
+func (r *rule) unseen() bool { return r.when == nil || !r.allow }
