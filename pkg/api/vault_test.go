@@ -350,7 +350,8 @@ func TestRulesAboutRequests(t *testing.T) {
 	}
 	path := strings.Repeat("a", 500)
 	for body, says := range map[string]string{
-		`{"egress":[{"action":"allow","target":"203.0.113.7","http":{"methods":["GET"]}}]}`: "needs a name",
+		`{"egress":[{"action":"allow","target":"203.0.113.7","http":{"methods":["GET"]}}]}`:         "needs a name",
+		`{"egress":[{"action":"allow","target":"api.example.com:443","http":{"methods":["GET"]}}]}`: `write it beside it`,
 		// a rule is one for each port
 		`{"egress":[{"action":"allow","target":"a.example.com","ports":[` + strings.Join(ports, ",") + `],"http":{"paths":["/` + path + `"]}}]}`: "at most 256 KiB",
 	} {

@@ -106,8 +106,11 @@ func parsePort(s string) (uint16, bool) {
 // nor fewer than four numbers; other programs read these as other addresses, so they are
 // no names either.
 func parseTarget(s string) (netip.Prefix, string, error) {
-	if strings.Contains(s, ":") {
+	if n := strings.Count(s, ":"); n > 1 {
 		return netip.Prefix{}, "", errIPv6(s)
+	} else if n == 1 {
+		return netip.Prefix{}, "", errs.New(errs.Invalid, "network rule for %q: a port is no part of a target; write it beside it, as "+
+			"\"ports\": [443]", short(s))
 	}
 	if p, err := netip.ParsePrefix(s); err == nil {
 		if p != p.Masked() {
