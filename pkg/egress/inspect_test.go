@@ -430,7 +430,13 @@ func TestInspectionChanges(t *testing.T) {
 	if err := e.Register(t.Context(), s.id, addr(0), requests(t, "open.test"), garbage); err != nil {
 		t.Fatal(err)
 	}
-	isReset(t, "a connection of a child that does not take what is new", open.Conn)
+	e.proxy.mu.Lock()
+	left := e.proxy.of[e.lookup(addr(0))]
+	e.proxy.mu.Unlock()
+	if left != 0 {
+		t.Errorf("%d connections are left of a child that does not take what is new", left)
+	}
+	isReset(t, "a connection of such a child", open.Conn)
 	if b, err := s.browse(at, "open.test"); err == nil {
 		t.Errorf("a connection opens by a child without its rules: %+v", b)
 	}
@@ -625,7 +631,7 @@ func TestOwnChildLies(t *testing.T) {
 	came := w.webs()
 	e, events := w.openInspecting(func(*Config) {})
 	s, neighbour := w.inspected(e, 0), w.inspected(e, 1)
-	s.set(requests(t, "GET api.test", "open.test:443", "!bad.test", "bound.test"), "t0ken", "bound.test")
+	s.set(requests(t, "GET api.test", "open.test:443", "!bad.test", "bound.test", "ssh.test:22"), "t0ken", "bound.test")
 	neighbour.set(requests(t, "GET api.test"), "", "")
 	s.mustBrowse(site+":443", "api.test", true)
 	x := w.onlyProxied(e)
@@ -685,6 +691,7 @@ func TestOwnChildLies(t *testing.T) {
 		{heads.KindDial, "bound.test", x.number, heads.Granted}, // by its own bindings: the address is the name's
 		{heads.KindDial, "other.test", x.number, heads.Denied},
 		{heads.KindDial, "bad.test", x.number, heads.Denied},
+		{heads.KindDial, "ssh.test", x.number, heads.Denied}, // which has the address
 		{heads.KindOpen, "bad.test", x.number, heads.Denied},
 		{heads.KindDial, "api.test", x.number + 1, heads.Failed}, // the neighbour's
 	} {
