@@ -148,13 +148,23 @@ func (w *world) inspected(e *Engine, i int) *inspected {
 }
 
 // set registers the sandbox: with a token that is bound to hosts, or without a vault if token is
-// empty.
+// empty. "file:TOKEN" comes from a source of the host, and "file:" fails.
 func (s *inspected) set(n record.Network, token string, hosts ...string) {
 	s.w.t.Helper()
 	i := &Inspection{Leaf: func(name string) (cert, key []byte, err error) { return s.authority.Leaf(name, time.Now()) }}
 	if token != "" {
-		v, err := vault.Create(fmt.Appendf(nil, `{"credentials":[{"name":"token","source":{"value":%q}}],"bindings":[{"name":"one",`+
-			`"match":{"hosts":["%s"],"schemes":["https","http"]},"auth":{"type":"bearer","credential":"token"}}]}`, token,
+		source := fmt.Sprintf(`{"value":%q}`, token)
+		if held, ok := strings.CutPrefix(token, "file:"); ok {
+			source = `{"type":"file","path":"/run/token"}`
+			i.Value = func(_ context.Context, credential string) ([]byte, error) {
+				if held == "" || credential != "token" {
+					return nil, fmt.Errorf("read %s: no such file", credential)
+				}
+				return []byte(held), nil
+			}
+		}
+		v, err := vault.CreateTrusted(fmt.Appendf(nil, `{"credentials":[{"name":"token","source":%s}],"bindings":[{"name":"one",`+
+			`"match":{"hosts":["%s"],"schemes":["https","http"]},"auth":{"type":"bearer","credential":"token"}}]}`, source,
 			strings.Join(hosts, `","`)))
 		if err != nil {
 			s.w.t.Fatal(err)
@@ -330,7 +340,8 @@ func TestInspected(t *testing.T) {
 	came := w.webs()
 	e, events := w.openInspecting(func(*Config) {})
 	s := w.inspected(e, 0)
-	s.set(requests(t, "GET api.test", "open.test:443", "bound.test", "POST bound.test"), "t0ken", "bound.test")
+	policy := requests(t, "GET api.test", "open.test:443", "bound.test", "POST bound.test")
+	s.set(policy, "t0ken", "bound.test")
 	api := s.mustBrowse(site+":443", "api.test", true)
 	api.answers(t, "GET", "/a", 200, "ok")
 	api.answers(t, "POST", "/b", 403, "SANDBOX::FORBIDDEN")
@@ -339,9 +350,16 @@ func TestInspected(t *testing.T) {
 	wantCame(t, came, "GET api.test/a", "GET api.test/c")
 	s.mustBrowse(site+":443", "open.test", false).answers(t, "POST", "/", 200, "ok")
 	s.mustBrowse(site+":443", "bound.test", true).answers(t, "GET", "/", 200, "ok")
+	s.set(policy, "file:of-the-host", "bound.test")
 	plain := s.mustBrowse(site+":80", "bound.test", false)
 	plain.answers(t, "GET", "/plain", 200, "ok")
-	wantCame(t, came, "POST open.test/", "GET bound.test/ Bearer t0ken", "GET bound.test/plain Bearer t0ken")
+	wantCame(t, came, "POST open.test/", "GET bound.test/ Bearer t0ken", "GET bound.test/plain Bearer of-the-host")
+	s.set(policy, "file:", "bound.test")
+	if status, _, err := plain.ask("GET", "/"); err != nil || status < 400 {
+		t.Errorf("without a value: %d, %v", status, err)
+	}
+	event(t, events, s.id, InspectUnavailable, "bound.test")
+	s.set(policy, "t0ken", "bound.test")
 	plain.host = "api.test" // each request is for its own host
 	plain.answers(t, "POST", "/", 403, "SANDBOX::FORBIDDEN")
 	plain.answers(t, "GET", "/", 200, "ok")
@@ -412,7 +430,13 @@ func TestInspectionChanges(t *testing.T) {
 	if err := e.Register(t.Context(), s.id, addr(0), requests(t, "open.test"), garbage); err != nil {
 		t.Fatal(err)
 	}
-	isReset(t, "a connection of a child that does not take what is new", open.Conn)
+	e.proxy.mu.Lock()
+	left := e.proxy.of[e.lookup(addr(0))]
+	e.proxy.mu.Unlock()
+	if left != 0 {
+		t.Errorf("%d connections are left of a child that does not take what is new", left)
+	}
+	isReset(t, "a connection of such a child", open.Conn)
 	if b, err := s.browse(at, "open.test"); err == nil {
 		t.Errorf("a connection opens by a child without its rules: %+v", b)
 	}
@@ -446,9 +470,12 @@ func TestOwnChild(t *testing.T) {
 	e, events := w.openInspecting(func(c *Config) {
 		c.MaxInspecting = 2
 		c.Inspecting = func(of string, pid int) error {
-			if of == id(3) {
+			switch of {
+			case id(3):
 				late <- pid
 				<-release
+			case id(4):
+				return errors.New("no cgroup")
 			}
 			for i := range pids {
 				if of == id(i) {
@@ -466,6 +493,12 @@ func TestOwnChild(t *testing.T) {
 		all = append(all, s)
 	}
 	first, second, third := all[0], all[1], all[2]
+	fifth := w.inspected(e, 4)
+	fifth.set(policy, "of-4", "bound.test")
+	if b, err := fifth.browse(at, "bound.test"); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("a child without a place: %v, %v, want a reset", b, err)
+	}
+	event(t, events, fifth.id, InspectNoChild, "")
 	kept := first.mustBrowse(at, "bound.test", true)
 	kept.answers(t, "GET", "/", 200, "ok")
 	other := second.mustBrowse(at, "bound.test", true)
@@ -598,7 +631,7 @@ func TestOwnChildLies(t *testing.T) {
 	came := w.webs()
 	e, events := w.openInspecting(func(*Config) {})
 	s, neighbour := w.inspected(e, 0), w.inspected(e, 1)
-	s.set(requests(t, "GET api.test", "open.test:443", "!bad.test", "bound.test"), "t0ken", "bound.test")
+	s.set(requests(t, "GET api.test", "open.test:443", "!bad.test", "bound.test", "ssh.test:22"), "t0ken", "bound.test")
 	neighbour.set(requests(t, "GET api.test"), "", "")
 	s.mustBrowse(site+":443", "api.test", true)
 	x := w.onlyProxied(e)
@@ -658,6 +691,7 @@ func TestOwnChildLies(t *testing.T) {
 		{heads.KindDial, "bound.test", x.number, heads.Granted}, // by its own bindings: the address is the name's
 		{heads.KindDial, "other.test", x.number, heads.Denied},
 		{heads.KindDial, "bad.test", x.number, heads.Denied},
+		{heads.KindDial, "ssh.test", x.number, heads.Denied}, // which has the address
 		{heads.KindOpen, "bad.test", x.number, heads.Denied},
 		{heads.KindDial, "api.test", x.number + 1, heads.Failed}, // the neighbour's
 	} {
