@@ -77,6 +77,9 @@ var jsonCommands = []struct {
 	{"policy ls", array},
 	{"policy get build", object},
 	{"policy set build --allow pypi.org:443", object},
+	{"secret ls lab", object},
+	{"secret set --from-file /etc/key lab key", object},
+	{"secret bind --credential key --host api.example.com lab api", object},
 	{"code context create -l python lab", object},
 	{"code context ls lab", array},
 	{"command session create lab", object},
@@ -187,6 +190,15 @@ func newFixedDaemon(t *testing.T) (url string) {
 	explained := wire.Explanation{
 		Target: "pypi.org:443/tcp", Verdict: wire.VerdictDeny, Rule: "default", By: "policy", Reason: "no rule allows it",
 		Allow: "pypi.org:443", Command: "sandboxctl egress patch --allow pypi.org:443 lab",
+	}
+	secrets := wire.CredentialVault{
+		Revision: 2, Credentials: []wire.Credential{{Name: "key", SourceType: "file", Revision: 1, Placeholder: "sbxph_of_key"}},
+		Bindings: []wire.CredentialBinding{{
+			Name: "api", Revision: 2, Auth: wire.CredentialAuthKind{Type: "bearer"},
+			Match: wire.CredentialMatch{
+				Schemes: []string{"https"}, Hosts: []string{"api.example.com"}, Methods: []string{"GET"}, Paths: []string{"/*"},
+			},
+		}},
 	}
 	answers := map[string][]any{ // one a line
 		"POST /sandboxes":    {sb},
@@ -310,6 +322,9 @@ func newFixedDaemon(t *testing.T) (url string) {
 		}},
 		"GET /system/df": {wire.DiskUsage{Images: []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 1}}, Lost: 2}},
 		"GET /version":   {version},
+
+		"GET /sandboxes/lab/credential-vault":   {secrets},
+		"PATCH /sandboxes/lab/credential-vault": {secrets},
 	}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked := r.Method + " " + strings.Replace(strings.TrimPrefix(r.URL.Path, "/v1"), testID, "lab", 1)

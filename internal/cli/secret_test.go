@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
@@ -24,7 +25,7 @@ type vaultDaemon struct {
 	mu     sync.Mutex
 	v      *vault.Vault
 	asked  []string            // method and body of each change
-	before func(*http.Request) // each answer, without the lock; may be nil
+	before func(*http.Request) // each answer, called without the lock; may be nil
 }
 
 func newVaultDaemon(t *testing.T) (*daemon, *vaultDaemon) {
@@ -36,8 +37,11 @@ func newVaultDaemon(t *testing.T) (*daemon, *vaultDaemon) {
 
 func (f *vaultDaemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
-	if f.before != nil {
-		f.before(r)
+	f.mu.Lock()
+	before := f.before
+	f.mu.Unlock()
+	if before != nil {
+		before(r)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -87,6 +91,13 @@ func (f *vaultDaemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		json.NewEncoder(w).Encode(spec.Vault(f.v.State(), placeholders)) //nolint:errcheck // the test sees what is missing
 	}
+}
+
+// locked calls do while no request is answered.
+func (f *vaultDaemon) locked(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do()
 }
 
 // value is that of a credential.
@@ -143,7 +154,9 @@ func TestSecret(t *testing.T) {
 	}
 	ok("", "key\n", "set", "--from-file", "/etc/key", "lab", "key")
 	ok("", "made\n", "set", "lab", "made", "--from-command", "--cache", "5m", "--", "/bin/new", "--for", "lab")
-	if s := f.v.Credential("made").Source; s.Type != vault.Command || !slices.Equal(s.Argv, []string{"/bin/new", "--for", "lab"}) ||
+	var now *vault.Vault // it never changes: a change makes another
+	f.locked(func() { now = f.v })
+	if s := now.Credential("made").Source; s.Type != vault.Command || !slices.Equal(s.Argv, []string{"/bin/new", "--for", "lab"}) ||
 		s.Cache.String() != "5m0s" {
 		t.Errorf("of a command: %+v", s)
 	}
@@ -164,7 +177,8 @@ func TestSecret(t *testing.T) {
 		"basic     https     basic.example.net               GET,POST,PUT,PATCH,DELETE   /*      basic",
 		"maps      http      maps.example.net                GET,POST,PUT,PATCH,DELETE   /*      passthrough", "",
 	}, "\n"), "ls", "lab")
-	if s := f.v.Bindings()[2].Auth.Substitutions; len(s) != 1 || s[0].Placeholder != "__key__" || len(s[0].In) != 2 {
+	f.locked(func() { now = f.v })
+	if s := now.Bindings()[2].Auth.Substitutions; len(s) != 1 || s[0].Placeholder != "__key__" || len(s[0].In) != 2 {
 		t.Errorf("substitutions %+v", s)
 	}
 	ok("", "key\nmade\ntoken\n", "ls", "-q", "lab")
@@ -180,7 +194,7 @@ func TestSecret(t *testing.T) {
 	}
 	ok("", "token\n", "rm", "lab", "token")
 	ok("", "lab\n", "rm", "--all", "lab")
-	if f.v != nil {
+	if f.locked(func() { now = f.v }); now != nil {
 		t.Error("there is a vault yet")
 	}
 	if r := d.run(t, "secret", "ls", "other"); r.code != 125 || !strings.Contains(r.errout, "Sandbox not found") {
@@ -208,23 +222,27 @@ func TestSecretRace(t *testing.T) {
 		"POST":  func() { other(`{"credentials":[{"name":"theirs","source":{"value":"x"}}]}`) },
 		"PATCH": func() { other(`{"credentials":{"add":[{"name":"token","source":{"value":"x"}}]}}`) },
 	}
-	f.before = func(r *http.Request) { // requests come one after the other
-		if do := once[r.Method]; do != nil {
-			delete(once, r.Method)
+	before := func(g func(*http.Request)) { f.locked(func() { f.before = g }) }
+	before(func(r *http.Request) {
+		var do func()
+		f.locked(func() { do = once[r.Method]; delete(once, r.Method) })
+		if do != nil {
 			do()
 		}
-	}
+	})
 	if r := d.runWith(t, "mine", "secret", "set", "lab", "token"); r.code != 0 || f.value("token") != "mine" || f.value("theirs") != "x" {
 		t.Errorf("%+v; the value is %q", r, f.value("token"))
 	}
-	if len(once) != 0 || len(f.asked) != 3 || !strings.Contains(f.asked[2], `"replace"`) {
-		t.Errorf("asked %q", f.asked)
-	}
-	f.before = func(r *http.Request) { // and somebody who never stops
+	f.locked(func() {
+		if len(once) != 0 || len(f.asked) != 3 || !strings.Contains(f.asked[2], `"replace"`) {
+			t.Errorf("asked %q", f.asked)
+		}
+	})
+	before(func(r *http.Request) { // and somebody who never stops
 		if r.Method == http.MethodPatch {
 			other(`{}`)
 		}
-	}
+	})
 	if r := d.runWith(t, "mine", "secret", "set", "lab", "token"); r.code != 125 || !strings.Contains(r.errout, "read it again") {
 		t.Errorf("%+v", r)
 	}
@@ -234,8 +252,8 @@ func TestSecretRace(t *testing.T) {
 // what may be a value.
 func TestBadSecrets(t *testing.T) {
 	d, f := newVaultDaemon(t)
-	asked := false
-	f.before = func(*http.Request) { asked = true }
+	var asked atomic.Bool
+	f.locked(func() { f.before = func(*http.Request) { asked.Store(true) } })
 	file := filepath.Join(t.TempDir(), "large")
 	if err := os.WriteFile(file, bytes.Repeat([]byte("s"), 64<<10+3), 0o600); err != nil {
 		t.Fatal(err)
@@ -269,7 +287,7 @@ func TestBadSecrets(t *testing.T) {
 	if r := d.runWith(t, "\n", "secret", "set", "lab", "token"); r.code != 125 || !strings.Contains(r.errout, "is empty") {
 		t.Errorf("a line end alone: %+v", r)
 	}
-	if asked {
+	if asked.Load() {
 		t.Error("the daemon was asked")
 	}
 }
@@ -278,11 +296,12 @@ func TestBadSecrets(t *testing.T) {
 func TestCompleteSecrets(t *testing.T) {
 	t.Setenv("COMPLETION_LIMIT", "30s")
 	d, f := newVaultDaemon(t)
-	var err error
-	if f.v, err = vault.Create([]byte(`{"credentials":[{"name":"token","source":{"value":"x"}}],` +
-		`"bindings":[{"name":"api","match":{"hosts":["a.example.com"]},"auth":{"type":"bearer","credential":"token"}}]}`)); err != nil {
+	v, err := vault.Create([]byte(`{"credentials":[{"name":"token","source":{"value":"x"}}],` +
+		`"bindings":[{"name":"api","match":{"hosts":["a.example.com"]},"auth":{"type":"bearer","credential":"token"}}]}`))
+	if err != nil {
 		t.Fatal(err)
 	}
+	f.locked(func() { f.v = v })
 	for _, c := range []struct {
 		args []string
 		want []string

@@ -166,7 +166,10 @@ func (l *lab) holdsNoSecret(id string) {
 	l.Helper()
 	for _, args := range [][]string{
 		{"exec", id, "--", "sh", "-c", "env; cat /proc/[0-9]*/environ /proc/1/cmdline; find /root /tmp /etc /opt -type f -exec cat {} +"},
-		{"inspect", id}, {"secret", "ls", id}, {"diagnostics", "events", id}, {"egress", "get", id},
+		{"inspect", id},
+		{"secret", "ls", id},
+		{"diagnostics", "events", id},
+		{"egress", "get", id},
 	} {
 		if r := l.ctl(args...); strings.Contains(r.out+r.errout, internet.Secret) {
 			l.Errorf("sandboxctl %q says the secret", args)
