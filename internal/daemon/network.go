@@ -69,6 +69,9 @@ func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanat
 		return out
 	case x.Allowed:
 		out.Verdict, out.Reason = wire.VerdictAllow, byName+"by the rule "+x.Rule
+		if x.Inspected {
+			out.Reason += "; requests there are decrypted, and the rules decide on each of them"
+		}
 		return out
 	case x.Block:
 		out.By = egress.ByBlock

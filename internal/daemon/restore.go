@@ -58,6 +58,10 @@ func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) 
 	if kept != "" {
 		fmt.Fprintf(out, "the previous state is kept as %s\n", kept)
 	}
+	key, _ := openKey(cfg, false) // without it, all keys are named that are needed
+	if needs := backup.NeedsKeys(m.State, key); needs != "" {
+		fmt.Fprintln(out, needs)
+	}
 	fmt.Fprintln(out, `Start sandboxd. It removes nothing that the backup does not know, and while the host has such
 sandboxes, it creates and starts no others: see sandboxctl system info. To accept the restored state, stop
 sandboxd, run "sandboxd restore --accept", and start it: it then ends processes without a record,

@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/sealed"
@@ -35,6 +35,11 @@ func rootsOf(cfg *config.Config) func() ([]byte, error) {
 	return cfg.Network.ReadRoots
 }
 
+// openKey opens the key of this host's secrets.
+func openKey(cfg *config.Config, mayMake bool) (*sealed.Key, error) {
+	return sealed.Open(os.Getenv("CREDENTIALS_DIRECTORY"), filepath.Join(cfg.StateDir, sealed.Credential), mayMake)
+}
+
 // openSecrets opens the key of this host's secrets and what keeps them. A missing key keeps
 // nothing but what needs it from working.
 func openSecrets(ctx context.Context, d *Daemon) error {
@@ -44,8 +49,7 @@ func openSecrets(ctx context.Context, d *Daemon) error {
 	}
 	// A new key opens nothing that another one has sealed.
 	mayMake := len(all)+len(unreadable) == 0
-	file := filepath.Join(d.cfg.StateDir, sealed.Credential)
-	key, err := sealed.Open(os.Getenv("CREDENTIALS_DIRECTORY"), file, mayMake)
+	key, err := openKey(d.cfg, mayMake)
 	if err != nil {
 		d.log.Error("the key of this host's secrets cannot be used: sandboxes with inspected hosts do not start", "err", err)
 	}
@@ -57,7 +61,23 @@ func openSecrets(ctx context.Context, d *Daemon) error {
 		Apply:  func(ctx context.Context, id string) error { return sandbox.Reregister(ctx, d.manager, id) },
 		Logger: d.log,
 	})
-	for _, line := range d.secrets.Problems(ctx) {
+	return checkSecrets(ctx, d, key)
+}
+
+// checkSecrets logs which secrets do not open, and seals anew what an older key has sealed.
+func checkSecrets(ctx context.Context, d *Daemon, key *sealed.Key) error {
+	if key != nil && len(key.IDs()) > 1 {
+		n, left, err := backup.Reseal(ctx, d.store, key)
+		if err != nil {
+			return fmt.Errorf("seal secrets with the new key: %w", err)
+		}
+		d.log.Info("secrets are sealed with the first key", "key", key.ID(), "n", n, "left", left)
+	}
+	s, err := backup.CheckSecrets(ctx, d.store, key)
+	if err != nil {
+		return err
+	}
+	for _, line := range s.Problems(key) {
 		d.log.Error(line)
 	}
 	return nil
@@ -107,19 +127,16 @@ func variablesOf(k *secrets.Keeper, trusted func(id string) (map[string]string, 
 }
 
 // noteInspected is called with what is noticed in decrypted connections: a sandbox causes few.
+// The Engine has logged it.
 func noteInspected(d *Daemon, e egress.InspectEvent) {
 	now := time.Now()
 	text := inspected(e)
-	level := slog.LevelDebug
 	if d.history.Note(e.ID, history.Network, now, text) && d.denials.allow(e.ID, now) {
-		level = slog.LevelInfo
 		d.denials.tellReaders(e.ID, text)
 	}
 	if e.Kind == egress.InspectRule {
 		d.denials.note(e.ID, wire.Denial{Time: now.UTC(), Protocol: "http", Name: e.Host, Rule: e.Text, By: egress.ByPolicy, Reason: text})
 	}
-	d.log.Log(context.Background(), level, "inspected", "sandbox", e.ID, "kind", e.Kind, "host", e.Host, "method", e.Method,
-		"binding", e.Binding, "credential", e.Credential, "place", e.Place, "text", e.Text)
 }
 
 // inspected says in words what an event is.
@@ -140,7 +157,10 @@ func inspected(e egress.InspectEvent) string {
 		egress.InspectWantsClient: host + " wants a certificate of its client, and sandboxd has none",
 		egress.InspectNoChild:     "no child that decrypts for this sandbox runs, so its connections by name are reset",
 	}[e.Kind]
-	if e.Text != "" {
+	switch {
+	case e.Kind == egress.InspectRule:
+		text += ": " + egress.Denial{By: egress.ByPolicy, Rule: e.Text}.Reason()
+	case e.Text != "":
 		text += ": " + e.Text
 	}
 	return text
