@@ -15,6 +15,7 @@ import (
 type Egress struct {
 	AlwaysDeny  []string `toml:"always_deny"`
 	AlwaysAllow []string `toml:"always_allow"`
+	MaskSecrets bool     `toml:"mask_secrets"`
 
 	Host policy.Host `toml:"-"` // both, checked
 }

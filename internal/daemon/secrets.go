@@ -59,6 +59,7 @@ func openSecrets(ctx context.Context, d *Daemon) error {
 		KeyErr: err,
 		Host:   d.cfg.Egress.Host,
 		Apply:  func(ctx context.Context, id string) error { return sandbox.Reregister(ctx, d.manager, id) },
+		Mask:   d.cfg.Egress.MaskSecrets,
 		Logger: d.log,
 	})
 	return checkSecrets(ctx, d, key)
