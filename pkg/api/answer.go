@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/fields"
@@ -98,6 +99,10 @@ func decodeBody(w http.ResponseWriter, r *http.Request, b []byte, v any) error {
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if weak.Off(weak.Bodies) {
 		return io.ReadAll(r.Body)
+	}
+	if kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), "/"); strings.EqualFold(kind, "multipart") {
+		return nil, httperr.New(http.StatusUnsupportedMediaType, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
+			"the body is a form of several parts; send JSON, with Content-Type: application/json")
 	}
 	tooLarge := func() error {
 		return httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,

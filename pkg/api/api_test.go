@@ -264,6 +264,29 @@ func TestHugeBody(t *testing.T) {
 	}
 }
 
+// TestForm: a form is refused before anything reads it as JSON.
+func TestForm(t *testing.T) {
+	w := newWorld(t)
+	for kind, want := range map[string]int{
+		"multipart/form-data": 415, "Multipart/mixed; boundary=x": 415, "application/x-www-form-urlencoded": 202, "": 202,
+	} {
+		req, err := http.NewRequest("POST", w.url+"/v1/sandboxes", strings.NewReader(`{"image":{"uri":"python"},"entrypoint":["x"]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set(wire.HeaderAPIKey, testKey)
+		req.Header.Set("Content-Type", kind)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("%q: %s, want %d", kind, resp.Status, want)
+		}
+	}
+}
+
 func TestRename(t *testing.T) {
 	w := newWorld(t)
 	id := w.create().ID

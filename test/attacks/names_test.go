@@ -231,7 +231,7 @@ var nameAttacks = []attack{
 	}.both(without(weak.Proxy)),
 	attack{
 		name: "HTTP/2 in clear text", wall: "on port 80 passes what is HTTP/1", named: true,
-		run: []string{"http2", "SHARED:80", "", "denied.example"}, held: words{"GOAWAY"},
+		run: []string{"http2", "SHARED:80", "", "denied.example"}, held: words{"GOAWAY", "ended"},
 	}.both(unproven("the proxy has no way to pass it on, also without its check")),
 	attack{
 		name: "HTTP/2 to another name", wall: wallHeads, named: true,

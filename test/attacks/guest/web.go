@@ -81,6 +81,8 @@ func denied(err error) error {
 		return wordError("alert-50")
 	case strings.Contains(err.Error(), "GOAWAY"):
 		return wordError("GOAWAY")
+	case strings.Contains(err.Error(), "client conn could not be established"):
+		return wordError("ended") // it began to write when the other side had closed
 	}
 	return err
 }

@@ -226,14 +226,16 @@ with report.chapter("credential vault", "osb sandbox create --credential-proxy",
     token = {"name": "token", "source": {"value": "secret"}}
     new = write("vault.json", {"credentials": [token], "bindings": [binding]})
     changes = write("changes.json", {"credentials": {"replace": [token]}})
-    osb("credential-vault", "create", sid, "--file", new)
-    assert answer("credential-vault", "get", sid)["revision"] == 1
-    osb("credential-vault", "patch", sid, "--file", changes)
+    api = write("api.json", {"defaultAction": "deny", "egress": [{"action": "allow", "target": "api.example.com"}]})
+    proxied = answer("sandbox", "create", "--network-policy-file", api, "--credential-proxy", *WHERE)["id"]
+    osb("credential-vault", "create", proxied, "--file", new)
+    assert answer("credential-vault", "get", proxied)["revision"] == 1
+    osb("credential-vault", "patch", proxied, "--file", changes)
     for kind, name in (("credential", "token"), ("binding", "api")):
-        assert name in osb("credential-vault", kind, "list", sid)
-        assert name in osb("credential-vault", kind, "get", sid, name)
-    osb("credential-vault", "delete", sid)
-    osb("sandbox", "kill", answer("sandbox", "create", "--network-policy-file", policy, "--credential-proxy", *WHERE)["id"])
+        assert name in osb("credential-vault", kind, "list", proxied)
+        assert name in osb("credential-vault", kind, "get", proxied, name)
+    osb("credential-vault", "delete", proxied)
+    osb("sandbox", "kill", proxied)
 
 with report.chapter("diagnostics"):
     logs = answer("diagnostics", "logs", sid, "--scope", "container")
