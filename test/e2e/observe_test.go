@@ -253,7 +253,7 @@ func TestDiagnosed(t *testing.T) {
 		// Nothing but the gateway's resolver is reached; /dev/tcp is bash's.
 		_, _ = h.exec(t.Context(), sb.ID, "bash", "-c", "echo >/dev/tcp/169.254.169.254/80")
 		eventually(t, 5*time.Second, func() error {
-			if d := tell("events?scope=network"); !strings.Contains(d.Content, "denied tcp 169.254.169.254:80: metadata service") {
+			if d := tell("events?scope=network"); !strings.Contains(d.Content, "denied tcp 169.254.169.254:80: closed to every sandbox") {
 				return fmt.Errorf("network: %+v", d)
 			}
 			return nil

@@ -57,6 +57,7 @@ func TestReachSteps(t *testing.T) {
 		}
 	}
 	reads := func(c net.Conn) { c.Read(make([]byte, 14)) } //nolint:errcheck // the test sees it
+	ends := func(c net.Conn) { c.Read(make([]byte, 4096)) } //nolint:errcheck // what is unread makes the end a reset
 	ctx, asked := t.Context(), make(chan []byte, 1)
 	for name, c := range map[string]struct {
 		err  error
@@ -66,9 +67,9 @@ func TestReachSteps(t *testing.T) {
 		"TLS without a name":    {shake(ctx, dial(secure), ""), ""},
 		"TLS, access denied":    {shake(ctx, listen(alert(49)), "pypi.org"), "access denied"},
 		"TLS, the server's own": {shake(ctx, listen(alert(40)), "pypi.org"), ""},
-		"TLS, closed":           {shake(ctx, listen(func(net.Conn) {}), "pypi.org"), "E"},
+		"TLS, closed":           {shake(ctx, listen(ends), "pypi.org"), "E"},
 		"HTTP":                  {ask(dial(plain), "pypi.org"), ""},
-		"HTTP, closed":          {ask(listen(func(net.Conn) {}), "pypi.org"), "E"},
+		"HTTP, closed":          {ask(listen(ends), "pypi.org"), "E"},
 		"DNS": {asksNothing(listen(func(c net.Conn) {
 			q := make([]byte, 14)
 			io.ReadFull(c, q)  //nolint:errcheck // shows in what was asked

@@ -103,7 +103,7 @@ func TestBodyRefused(t *testing.T) {
 			t.Error(err)
 		}
 		d.end(c)
-		for end := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
+		for end := time.Now().Add(time.Minute); ; runtime.Gosched() {
 			var stacks bytes.Buffer
 			pprof.Lookup("goroutine").WriteTo(&stacks, 2) //nolint:errcheck // to memory
 			if !bytes.Contains(stacks.Bytes(), []byte("(*ahead).fill")) {
@@ -372,7 +372,8 @@ func TestEarlyAnswer(t *testing.T) {
 	eachWay(t, h, func(t *testing.T, d *desk, c *http.Client, k *clerk) {
 		for range 3 {
 			resp, err := c.Do(request(t, "POST", "https://"+host+"/", io.LimitReader(zeros{}, 4<<20)))
-			if err == nil && resp.StatusCode != 413 {
+			late := strings.HasSuffix(t.Name(), "to_1") // a server of HTTP/1.1 may be gone before its answer is read
+			if err == nil && resp.StatusCode != 413 && (!late || resp.StatusCode != 502) {
 				t.Error(resp.Status)
 			}
 			if err == nil {
