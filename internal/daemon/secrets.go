@@ -55,6 +55,7 @@ func openSecrets(ctx context.Context, d *Daemon) error {
 		KeyErr: err,
 		Host:   d.cfg.Egress.Host,
 		Apply:  func(ctx context.Context, id string) error { return sandbox.Reregister(ctx, d.manager, id) },
+		Try:    func(ctx context.Context, id string) (bool, error) { return sandbox.TryReregister(ctx, d.manager, id) },
 		Logger: d.log,
 	})
 	for _, line := range d.secrets.Problems(ctx) {
