@@ -185,8 +185,8 @@ func (l *life) follow(ctx context.Context, r *record.Record, enforce bool) (move
 	if err := l.admits(r, v.Network); err != nil {
 		_, refused := errors.AsType[notAdmitted](err)
 		if refused && l.refusals.add(r.ID, record.PolicyUse{Name: use.Name, Version: v.Number}) {
-			l.cfg.Log.WarnContext(ctx, "a sandbox may not have the newest version of its policy; it keeps the one that it has", "sandbox", r.ID,
-				"policy", use.Name, "has", use.Version, "newest", v.Number, "err", err)
+			l.cfg.Log.WarnContext(ctx, "a sandbox may not have the newest version of its policy; it keeps the one that it has",
+				"sandbox", r.ID, "policy", use.Name, "has", use.Version, "newest", v.Number, "err", err)
 		}
 		return false, err
 	}
@@ -291,11 +291,11 @@ func noVersion(p record.Policy, number int) error {
 		p.Versions[0].Number, p.Newest().Number), "POLICY::NOT_FOUND")
 }
 
-// catchUp is follow for recovery: the edit may have been cut short. A sandbox that this
-// Manager does not watch yet is registered afterwards. One that may not have the newest version
+// catchUp is follow for recovery: the edit may have been cut short. A sandbox that the egress
+// does not have yet is registered afterwards (adopt). One that may not have the newest version
 // keeps the one it has, and that is no error: follow has logged it.
 func (m recovery) catchUp(ctx context.Context, r *record.Record) error {
-	_, err := m.life.follow(ctx, r, live(r.State) && m.tracker.get(r.ID) != nil)
+	_, err := m.life.follow(ctx, r, live(r.State) && m.tracker.get(r.ID) != nil && !m.tracker.unregistered(r.ID))
 	if _, ok := errors.AsType[notAdmitted](err); ok {
 		return nil
 	}
