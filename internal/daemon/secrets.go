@@ -60,6 +60,7 @@ func openSecrets(ctx context.Context, d *Daemon) error {
 		Host:   d.cfg.Egress.Host,
 		Apply:  func(ctx context.Context, id string) error { return sandbox.Reregister(ctx, d.manager, id) },
 		Mask:   d.cfg.Egress.MaskSecrets,
+		Try:    func(ctx context.Context, id string) (bool, error) { return sandbox.TryReregister(ctx, d.manager, id) },
 		Logger: d.log,
 	})
 	return checkSecrets(ctx, d, key)

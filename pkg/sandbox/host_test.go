@@ -52,7 +52,9 @@ type host struct {
 	early []string // things seen on the host without a record
 	calls []string // names of all calls so far, "cgroup.Create a"
 	fault fault
-	block map[string]chan struct{} // calls that wait until it is closed, or ctx ends
+	// failAll is the name of calls that all do nothing and fail, for whichever sandbox.
+	failAll string
+	block   map[string]chan struct{} // calls that wait until it is closed, or ctx ends
 }
 
 // A fault strikes at one call.
@@ -140,6 +142,9 @@ func (d *incarnation) do(ctx context.Context, name, id string, effect func() err
 	}
 	h.calls = append(h.calls, call)
 	defer h.checkWriteAhead()
+	if name == h.failAll {
+		return errInjected
+	}
 	if !strings.HasPrefix(h.fault.call, call+" #") || h.fault.call != fmt.Sprintf("%s #%d", call, times(call, h.calls)) {
 		return effect()
 	}

@@ -22,6 +22,7 @@ type life struct {
 	bus  bus
 	past past
 
+	refusals refusals
 	lingers  lingering
 	onLinger func(id string) // called once when a killed sandbox begins to linger
 }

@@ -46,7 +46,7 @@ func (m recovery) reconcileOne(ctx context.Context, id string) error {
 // kinds are the rows that were held a moment ago.
 func (m recovery) mend(ctx context.Context, r *record.Record, kinds []string) (d death, dead bool, err error) {
 	for _, row := range m.life.rows {
-		if row.held == nil || !row.wants(r) {
+		if row.held == nil || !row.wants(r) || row.name == "egress" && m.tracker.unregistered(r.ID) { // adopt has just tried
 			continue
 		}
 		held, whole, err := m.has(ctx, row, r, slices.Contains(kinds, row.name))

@@ -288,6 +288,7 @@ func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]S
 	}
 	m.tracker.remove(r.ID, errDeleted)
 	m.life.past.forget(r.ID)
+	m.life.refusals.forget(r.ID)
 	return m.life.erase(ctx, r, func() {
 		if !told {
 			m.life.bus.publish(EventDeleted, r)

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -159,7 +160,7 @@ func (p *Policies) moveOne(user record.PolicyUser, turns chan struct{}) (one mov
 	if err == nil {
 		one.moved, err = m.life.follow(m.ctx, &r, live(r.State))
 	}
-	if err != nil {
+	if _, refused := errors.AsType[notAdmitted](err); err != nil && !refused { // follow has logged what it refused
 		m.life.cfg.Log.Error("a sandbox could not be moved to another version of its policy; the sweep tries again", "sandbox", r.ID,
 			"policy", user.Use.Name, "err", err)
 	}
@@ -182,6 +183,11 @@ func (l *life) follow(ctx context.Context, r *record.Record, enforce bool) (move
 	}
 	start, v, next := time.Now(), p.Newest(), *r
 	if err := l.admits(r, v.Network); err != nil {
+		_, refused := errors.AsType[notAdmitted](err)
+		if refused && l.refusals.add(r.ID, record.PolicyUse{Name: use.Name, Version: v.Number}) {
+			l.cfg.Log.WarnContext(ctx, "a sandbox may not have the newest version of its policy; it keeps the one that it has",
+				"sandbox", r.ID, "policy", use.Name, "has", use.Version, "newest", v.Number, "err", err)
+		}
 		return false, err
 	}
 	next.Spec.Policy.Version, next.Spec.Network, next.Spec.NetworkPolicy = v.Number, v.Network, v.NetworkPolicy
@@ -195,21 +201,50 @@ func (l *life) follow(ctx context.Context, r *record.Record, enforce bool) (move
 	return err == nil, err
 }
 
-// notAdmitted is the refusal of a policy that a sandbox may not have, also when it is asked again.
+// notAdmitted is the refusal of a policy that a sandbox may not have, also when it is asked again,
+// as long as neither its vault nor the policy changes.
 type notAdmitted struct{ error }
 
 func (e notAdmitted) Unwrap() error { return e.error }
 
-// admits refuses a policy that r may not have.
+// refusals holds which version of its policy each sandbox was refused last, so that the sweep says
+// so once. It has at most one entry for each sandbox of the store: Manager.erase forgets them.
+type refusals struct {
+	mu sync.Mutex
+	of map[string]record.PolicyUse // by sandbox; guarded by mu
+}
+
+// add reports whether the refusal is news.
+func (s *refusals) add(id string, use record.PolicyUse) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of[id] == use {
+		return false
+	}
+	if s.of == nil {
+		s.of = map[string]record.PolicyUse{}
+	}
+	s.of[id] = use
+	return true
+}
+
+func (s *refusals) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.of, id)
+}
+
+// admits fails with notAdmitted if r may not have a policy, and with another error if that cannot
+// be told now: the key of the secrets may be missing.
 func (l *life) admits(r *record.Record, n record.Network) error {
 	err := r.Admits(n)
 	if err == nil && l.cfg.CheckPolicy != nil {
 		err = l.cfg.CheckPolicy(r, n)
 	}
-	if err != nil {
+	if why, ok := errors.AsType[*errs.Error](err); ok && (why.Code == errs.Invalid || why.Wire == record.CodeNotInspected) {
 		return notAdmitted{err}
 	}
-	return nil
+	return err
 }
 
 // Use gives a sandbox that runs or is paused a policy by name, or a version of one, in the
@@ -256,11 +291,11 @@ func noVersion(p record.Policy, number int) error {
 		p.Versions[0].Number, p.Newest().Number), "POLICY::NOT_FOUND")
 }
 
-// catchUp is follow for recovery: the edit may have been cut short. A sandbox that this
-// Manager does not watch yet is registered afterwards. One that may not have the newest version
-// keeps the one it has: whoever made the edit was told so.
+// catchUp is follow for recovery: the edit may have been cut short. A sandbox that the egress
+// does not have yet is registered afterwards (adopt). One that may not have the newest version
+// keeps the one it has, and that is no error: follow has logged it.
 func (m recovery) catchUp(ctx context.Context, r *record.Record) error {
-	_, err := m.life.follow(ctx, r, live(r.State) && m.tracker.get(r.ID) != nil)
+	_, err := m.life.follow(ctx, r, live(r.State) && m.tracker.get(r.ID) != nil && !m.tracker.unregistered(r.ID))
 	if _, ok := errors.AsType[notAdmitted](err); ok {
 		return nil
 	}

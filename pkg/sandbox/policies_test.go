@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -318,5 +319,76 @@ func TestCheckPolicy(t *testing.T) {
 		if err := m.Recover(ctx); err != nil || h.reaches(bound) != 2 {
 			t.Errorf("the sweep: %v; it reaches %d", err, h.reaches(bound))
 		}
+	})
+}
+
+// TestRefusedByConfiguration: a follower that may not have what the configuration says now keeps
+// what it has, and the log says so once for each version. What cannot be told is an error.
+func TestRefusedByConfiguration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, log, why := newHost(), &lines{Handler: slog.DiscardHandler}, error(nil)
+		restart := func(last byte) *Manager {
+			t.Helper()
+			m, _ := h.boot(t, func(c *Config) {
+				c.Log, c.Policies = slog.New(log), map[string]record.Network{"build": allowing(last)}
+				c.CheckPolicy = func(*record.Record, record.Network) error { return why }
+			})
+			return m
+		}
+		m := restart(1)
+		if err := m.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		id, other := mustCreate(t, m, using("build")).ID, mustCreate(t, m, using("build@1")).ID
+		stop(t, m)
+
+		m = restart(2)
+		why = errs.New(errs.Unavailable, "the key is missing")
+		for range 2 {
+			if err := m.Recover(t.Context()); !errs.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "policy build") ||
+				!strings.Contains(err.Error(), id) || h.reaches(id) != 1 || m.tracker.get(id) == nil {
+				t.Errorf("without the key: %v; it reaches %d", err, h.reaches(id))
+			}
+		}
+		why = errs.New(errs.Invalid, "binding b needs api.example.com")
+		for range 2 {
+			if err := m.Recover(t.Context()); err != nil || h.reaches(id) != 1 {
+				t.Errorf("refused: %v; it reaches %d", err, h.reaches(id))
+			}
+		}
+		stop(t, m)
+		said := func() (n int) {
+			log.mu.Lock()
+			defer log.mu.Unlock()
+			for _, line := range log.all {
+				if strings.HasPrefix(line, "WARN") && strings.Contains(line, "may not have the newest version") {
+					n++
+				}
+			}
+			return n
+		}
+		last := "WARN a sandbox may not have the newest version of its policy; it keeps the one that it has sandbox=" + id +
+			" policy=build has=1 newest=2 err=binding b needs api.example.com"
+		if n := said(); n != 1 || !slices.Contains(log.all, last) {
+			t.Errorf("said %d times:\n%s", n, strings.Join(log.all, "\n"))
+		}
+
+		m = restart(3)
+		for range 2 {
+			if err := m.Recover(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := said(); n != 2 {
+			t.Errorf("said %d times after the next version:\n%s", n, strings.Join(log.all, "\n"))
+		}
+		why = nil // it is unbound
+		if err := m.Recover(t.Context()); err != nil || h.reaches(id) != 3 || h.reaches(other) != 1 {
+			t.Errorf("%v; they reach %d and %d", err, h.reaches(id), h.reaches(other))
+		}
+		if err := m.Delete(t.Context(), id); err != nil || len(m.life.refusals.of) > 0 {
+			t.Errorf("%v; %d are remembered", err, len(m.life.refusals.of))
+		}
+		stop(t, m)
 	})
 }

@@ -289,19 +289,22 @@ func (m recovery) examine(ctx context.Context, r *record.Record) (d death, dead 
 // adopt takes over a live sandbox: it finishes the intent, restores what the sandbox
 // may reach, and watches it. A sandbox that this Manager already watches needs only the
 // first. Limits are written again: a daemon may have died after it made new ones durable
-// and before they held.
+// and before they held. One that cannot be registered, because the key of the secrets is
+// missing, say, is taken over all the same: it opens no connection, and each sweep tries again.
 func (m recovery) adopt(ctx context.Context, r *record.Record) error {
 	known := m.tracker.get(r.ID) != nil
+	var err error
+	if !known || m.tracker.unregistered(r.ID) { // a new daemon's egress does not know what the old one's knew
+		err = m.life.register(ctx, r)
+	}
 	if !known {
-		if err := m.life.register(ctx, r); err != nil { // a new daemon's egress does not know what the old one's knew
-			return err
-		}
 		h := m.tracker.add(m.ctx, r.ID)
 		close(h.settled)
 		m.watch(h, r.Spec.Runtime)
 	}
+	m.tracker.setUnregistered(r.ID, err != nil)
 	m.life.past.note(r, m.life.counted(r), !known)
-	err := m.keepLimits(ctx, r)
+	err = errors.Join(err, m.keepLimits(ctx, r))
 	if !known { // the old daemon's ports ended with it; a port that is taken by now ends no sandbox
 		err = errors.Join(err, m.life.Ports.Open(ctx, r.ID, m.life.cfg.Addr(r.Slot), r.Spec.Publish))
 	}

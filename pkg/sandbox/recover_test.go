@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -393,4 +394,54 @@ func TestTable(t *testing.T) {
 	if !slices.Contains(under("trust"), "rootfs") {
 		t.Error("what a guest trusts may be planned before its root file system is mounted")
 	}
+}
+
+// TestAdoptUnregistered: a sandbox whose policy the egress does not take is watched and served
+// all the same, and each sweep tries again, with the newest version, until it is registered.
+func TestAdoptUnregistered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, _ := h.boot(t)
+		mustPut(t, m, "build", 1)
+		id, dies := mustCreate(t, m, using("build")).ID, mustCreate(t, m, spec()).ID
+		stop(t, m)
+
+		m, d := h.boot(t)
+		h.calls = nil
+		sweep := func(fault string, tries int) {
+			t.Helper()
+			h.failAll = fault
+			err := m.Recover(t.Context())
+			if fault == "" && err != nil || fault != "" && (!errors.Is(err, errInjected) || !strings.Contains(err.Error(), id)) {
+				t.Errorf("with fault %q: %v", fault, err)
+			}
+			if n := h.registered(id); n != tries {
+				t.Errorf("tried %d times, want %d", n, tries)
+			}
+		}
+		sweep("egress.make", 1)
+		if _, ok := d.registered[id]; ok || !d.published[id] || m.tracker.get(id) == nil {
+			t.Errorf("registered: %v, published: %v, watched: %v", ok, d.published[id], m.tracker.get(id) != nil)
+		}
+		h.exit(dies, Obituary{ExitCode: 3})
+		synctest.Wait()
+		if r, err := m.Get(t.Context(), dies); err != nil || r.State != record.Ended || *r.ExitCode != 3 {
+			t.Errorf("nobody saw it end: %+v, %v", r, err)
+		}
+		h.remove("egress/" + id) // no reason to try twice in a sweep
+		sweep("egress.make", 2)
+		// An edit that it cannot be given now is one that it has when it is registered.
+		if e := mustPut(t, m, "build", 2); len(e.Failed) != 1 {
+			t.Errorf("edited: %+v", e)
+		}
+		tries := h.registered(id)
+		sweep("egress.make", tries+1)
+		sweep("", tries+2)
+		if h.reaches(id) != 2 {
+			t.Errorf("it reaches %d", h.reaches(id))
+		}
+		sweep("", tries+2)
+		agree(t, h, d)
+		stop(t, m)
+	})
 }

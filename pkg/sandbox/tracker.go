@@ -36,7 +36,10 @@ type handle struct {
 	// limited: a sweep has made its limits hold, and they did not change since. It is
 	// guarded by tracker.mu.
 	limited bool
-	lost    []string // the rows it was found without; guarded by tracker.mu
+	// unregistered: when it was adopted, the egress could not be given its policy. It is
+	// guarded by tracker.mu.
+	unregistered bool
+	lost         []string // the rows it was found without; guarded by tracker.mu
 	// main is the process with which the sandbox ends; nil if that is not known.
 	// It is guarded by tracker.mu.
 	main *pidfd.Process
@@ -135,6 +138,23 @@ func (t *tracker) limited(id string) bool {
 	defer t.mu.Unlock()
 	h := t.handles[id]
 	return h != nil && h.limited
+}
+
+// setUnregistered notes whether the egress still has to be given the policy of a sandbox.
+func (t *tracker) setUnregistered(id string, yes bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.handles[id]; h != nil {
+		h.unregistered = yes
+	}
+}
+
+// unregistered reports whether the egress still has to be given the policy of a sandbox.
+func (t *tracker) unregistered(id string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.handles[id]
+	return h != nil && h.unregistered
 }
 
 // setMain notes the process with which a sandbox ends.

@@ -96,13 +96,39 @@ func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, lim
 // Reregister gives the egress the policy of a sandbox again, because what belongs to it has
 // changed: its secrets. It does nothing for a sandbox that the egress does not have.
 func Reregister(ctx context.Context, m *Manager, id string) error {
-	_, err := m.with(ctx, "apply the secrets of", id, func(r *record.Record) error {
-		if r.State != record.Running && r.State != record.Paused {
-			return nil // a start registers it
-		}
-		return m.life.register(ctx, r)
-	})
+	_, err := m.with(ctx, "apply the secrets of", id, func(r *record.Record) error { return m.life.registerAgain(ctx, r) })
 	return err
+}
+
+// TryReregister is Reregister for the sweep: it waits for no other operation. done is false, and
+// err nil, if one holds the sandbox.
+func TryReregister(ctx context.Context, m *Manager, id string) (done bool, err error) {
+	if !m.tracker.begin() {
+		return false, errClosing
+	}
+	defer m.tracker.end()
+	unlock, ok := m.locks.TryLock(id)
+	if !ok {
+		return false, nil
+	}
+	defer unlock()
+	r, err := m.Get(ctx, id)
+	if err == nil {
+		err = m.life.registerAgain(ctx, &r)
+	}
+	if err != nil {
+		return false, fmt.Errorf("apply the secrets of %s: %w", id, err)
+	}
+	return true, nil
+}
+
+// registerAgain is register for a sandbox that may be in any state. One whose start goes on is
+// locked until that has ended, or waits for its turn and has nothing yet.
+func (l *life) registerAgain(ctx context.Context, r *record.Record) error {
+	if !live(r.State) {
+		return nil // a start registers it
+	}
+	return l.register(ctx, r)
 }
 
 // register gives the egress the policy of the record.

@@ -260,3 +260,131 @@ func TestUpdateNetwork(t *testing.T) {
 		stop(t, m)
 	})
 }
+
+// registered is how often an egress was given the policy of a sandbox.
+func (h *host) registered(id string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return times("egress.make "+id, h.calls)
+}
+
+// TestReregister: whatever lives is given to the egress again, also in the middle of a
+// transition that was cut short. What ends, has ended or is gone is not.
+func TestReregister(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		do    func(t *testing.T, h *host, m *Manager, id string) error
+		state record.State
+		again bool
+	}{
+		{"running", func(*testing.T, *host, *Manager, string) error { return nil }, record.Running, true},
+		{"paused", func(t *testing.T, _ *host, m *Manager, id string) error { return m.Pause(t.Context(), id) }, record.Paused, true},
+		{"pausing", func(t *testing.T, h *host, m *Manager, id string) error {
+			h.fault = fault{call: "frozen.make " + id + " #1", mode: errBefore}
+			thaw := h.gate("frozen.unmake " + id) // which takes too long
+			defer thaw()
+			wantErr(t, m.Pause(t.Context(), id))
+			return nil
+		}, record.Pausing, true},
+		{"resuming", func(t *testing.T, h *host, m *Manager, id string) error {
+			h.fault = fault{call: "frozen.unmake " + id + " #1", mode: errBefore}
+			err := m.Pause(t.Context(), id)
+			wantErr(t, m.Resume(t.Context(), id))
+			return err
+		}, record.Resuming, true},
+		{"ended", func(t *testing.T, _ *host, m *Manager, id string) error { return m.Stop(t.Context(), id, 0) }, record.Ended, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, h *host, m *Manager) {
+				id := mustCreate(t, m, spec()).ID
+				if err := c.do(t, h, m, id); err != nil {
+					t.Fatal(err)
+				}
+				if r, err := m.Get(t.Context(), id); err != nil || r.State != c.state {
+					t.Fatalf("%+v, %v", r, err)
+				}
+				want := h.registered(id)
+				for _, again := range []func() error{
+					func() error { return Reregister(t.Context(), m, id) },
+					func() error { return tried(TryReregister(t.Context(), m, id)) },
+				} {
+					if c.again {
+						want++
+					}
+					if err := again(); err != nil || h.registered(id) != want {
+						t.Errorf("%v; registered %d times, want %d", err, h.registered(id), want)
+					}
+				}
+				if err := m.Recover(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if err := m.Delete(t.Context(), id); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait() // Delete answers before the disk is gone
+				wantCode(t, Reregister(t.Context(), m, id), errs.NotFound)
+				wantCode(t, tried(TryReregister(t.Context(), m, id)), errs.NotFound)
+			})
+		})
+	}
+}
+
+func wantErr(t *testing.T, err error) {
+	t.Helper()
+	if err == nil {
+		t.Error("it did not fail")
+	}
+}
+
+var errBusy = errors.New("another operation holds it")
+
+// tried is the error of TryReregister, errBusy if it did nothing.
+func tried(done bool, err error) error {
+	if done == (err != nil) {
+		return errors.Join(errBusy, err)
+	}
+	return err
+}
+
+// TestReregisterBusy: while a start goes on, which may have read the secrets already, Reregister
+// waits for it and TryReregister does not. One that waits for its turn has read nothing.
+func TestReregisterBusy(t *testing.T) {
+	queued(t, func(t *testing.T, h *host, m *Manager, q *turn) {
+		ready := h.gate("agent.Ready daaaaaaaaaaa")
+		r, err := m.Create(t.Context(), spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range []error{Reregister(t.Context(), m, r.ID), tried(TryReregister(t.Context(), m, r.ID))} {
+			if err != nil || h.registered(r.ID) != 0 {
+				t.Errorf("before its turn: %v; registered %d times", err, h.registered(r.ID))
+			}
+		}
+		close(q.came)
+		synctest.Wait()
+		if h.registered(r.ID) != 1 {
+			t.Fatalf("%s is not registered before its agent answers", r.ID)
+		}
+		start := time.Now()
+		if done, err := TryReregister(t.Context(), m, r.ID); done || err != nil || time.Since(start) != 0 {
+			t.Errorf("busy: %v, %v after %s", done, err, time.Since(start))
+		}
+		waited := make(chan error)
+		go func() { waited <- Reregister(t.Context(), m, r.ID) }()
+		synctest.Wait()
+		if h.registered(r.ID) != 1 {
+			t.Error("it did not wait for the start")
+		}
+		ready()
+		if err := <-waited; err != nil || h.registered(r.ID) != 2 {
+			t.Errorf("%v; registered %d times", err, h.registered(r.ID))
+		}
+		if err := tried(TryReregister(t.Context(), m, r.ID)); err != nil || h.registered(r.ID) != 3 {
+			t.Errorf("free: %v; registered %d times", err, h.registered(r.ID))
+		}
+		h.fault = fault{call: "egress.make " + r.ID + " #4", mode: errBefore}
+		if done, err := TryReregister(t.Context(), m, r.ID); done || !errors.Is(err, errInjected) {
+			t.Errorf("refused: %v, %v", done, err)
+		}
+	})
+}

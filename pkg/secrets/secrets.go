@@ -51,7 +51,7 @@ type Store interface {
 	Secrets(ctx context.Context) (all []record.Secret, unreadable []string, err error)
 }
 
-// Config is what a Keeper needs. Store and Apply are required.
+// Config is what a Keeper needs. Store, Apply and Try are required.
 type Config struct {
 	Store Store
 	// Key seals. nil: there is none, for the reason KeyErr.
@@ -63,6 +63,9 @@ type Config struct {
 	// not run, Apply does nothing. It is called after each change, when that is durable, one call
 	// at a time for a sandbox. A client that hangs up does not end its ctx.
 	Apply func(ctx context.Context, id string) error
+	// Try is Apply for the sweep, which must not wait for other operations on a sandbox. done is
+	// false, and err nil, if one goes on: then the next sweep tries again.
+	Try func(ctx context.Context, id string) (done bool, err error)
 	// Mask: values in answers are replaced, see inject.Options.
 	Mask   bool
 	Logger *slog.Logger     // nil: discard
