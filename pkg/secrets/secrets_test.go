@@ -53,6 +53,7 @@ type world struct {
 	log   bytes.Buffer
 	clock struct {
 		sync.Mutex
+		fixed time.Time // if not zero, in place of the host's
 		ahead time.Duration
 	}
 	// apply is what Config.Apply does; nil: nothing.
@@ -131,6 +132,9 @@ func (w *world) open(edit func(*Config)) {
 		Now: func() time.Time {
 			w.clock.Lock()
 			defer w.clock.Unlock()
+			if !w.clock.fixed.IsZero() {
+				return w.clock.fixed.Add(w.clock.ahead)
+			}
 			return time.Now().Add(w.clock.ahead)
 		},
 	}
