@@ -2,6 +2,7 @@ package secrets
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -444,8 +445,90 @@ func TestApply(t *testing.T) {
 	if _, err := w.Create(ctx, w.box, []byte(`{}`)); !errs.Is(err, errs.NotFound) {
 		t.Error(err)
 	}
-	if err := w.Reapply(ctx); err != nil || w.isPending(box) {
-		t.Errorf("%v, pending %v", err, w.isPending(box))
+	if err := w.Reapply(ctx); err != nil {
+		t.Error(err)
+	}
+	if _, pending := w.isPending(box); pending {
+		t.Error("it is tried again")
+	}
+}
+
+// TestReapply: the sweep waits for no change and no operation, and says once what does not work.
+func TestReapply(t *testing.T) {
+	w, ctx := newWorld(t), t.Context()
+	w.create(body("api.example.com"))
+	other := w.insert("dbbbbbbbbbbb", true)
+	fault, tried, busy := errors.New("iptables is away"), 0, false
+	w.apply = func(context.Context, string) error { return fault }
+	w.open(func(c *Config) {
+		apply := c.Apply
+		c.Try = func(ctx context.Context, id string) (bool, error) {
+			if tried++; busy {
+				return false, nil
+			}
+			return true, apply(ctx, id)
+		}
+	})
+	sweep := func(what string, tries int, want string) {
+		t.Helper()
+		before := tried
+		err := w.Reapply(ctx)
+		if tried-before != tries || (err == nil) != (want == "") || !strings.Contains(fmt.Sprint(err), cmp.Or(want, "<nil>")) {
+			t.Errorf("%s: %v after %d tries; want %q after %d", what, err, tried-before, want, tries)
+		}
+	}
+	sweep("nothing has failed", 0, "")
+	fail := func(r *record.Record, patch func() error) {
+		t.Helper()
+		if err := patch(); err == nil || !strings.Contains(err.Error(), "tries again") {
+			t.Errorf("%s: %v", r.ID, err)
+		}
+	}
+	patch := func() error { _, err := w.Patch(ctx, w.box, []byte(`{}`)); return err }
+	fail(w.box, patch)
+	sweep("the first time", 1, "sandbox "+box+" again: iptables is away")
+	sweep("the same", 1, "")
+	fault = errors.New("nft is away")
+	sweep("another error", 1, "nft is away")
+	sweep("the same", 1, "")
+	fail(w.box, patch)
+	sweep("a change since then", 1, "nft is away")
+	fail(other, func() error { _, err := w.Create(ctx, other, []byte(`{}`)); return err })
+	sweep("another sandbox", 2, "sandbox "+other.ID+" again: nft is away")
+	if err := w.Delete(ctx, other); err == nil { // it stays pending
+		t.Error("deleted")
+	}
+	sweep("both", 2, "sandbox "+other.ID)
+
+	// A change of a sandbox that is busy holds the lock of the vault as long as Apply waits.
+	began, end, answer := make(chan struct{}), make(chan error), make(chan error)
+	w.apply = func(context.Context, string) error { close(began); return <-end }
+	go func() { answer <- patch() }()
+	<-began
+	w.apply = func(_ context.Context, id string) error {
+		if id == box {
+			t.Error("it was applied beside the change")
+		}
+		return nil
+	}
+	sweep("while a change waits", 1, "")
+	end <- fault
+	if err := <-answer; err == nil {
+		t.Error("the change was applied")
+	}
+	busy = true
+	sweep("a busy sandbox", 1, "")
+	busy, w.apply = false, nil
+	sweep("at last", 1, "")
+	sweep("nothing is left", 0, "")
+	w.apply = func(context.Context, string) error {
+		if _, pending := w.isPending(box); pending {
+			t.Error("a change counts as failed while it is applied")
+		}
+		return nil
+	}
+	if err := patch(); err != nil {
+		t.Error(err)
 	}
 }
 

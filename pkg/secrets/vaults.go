@@ -137,7 +137,7 @@ func (k *Keeper) Delete(ctx context.Context, r *record.Record) error {
 	defer unlock()
 	ctx = context.WithoutCancel(ctx)
 	err = k.c.Store.DeleteSecret(ctx, r.ID, record.Vault)
-	if errs.Is(err, errs.NotFound) && k.isPending(r.ID) {
+	if _, pending := k.isPending(r.ID); pending && errs.Is(err, errs.NotFound) {
 		err = nil // a Delete that could not be applied is repeated
 	}
 	if errs.Is(err, errs.NotFound) {
