@@ -373,6 +373,59 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
+// TestDeniedLater: a host that the operator blocks when it is bound already blocks no change that
+// has nothing to do with it.
+func TestDeniedLater(t *testing.T) {
+	w, ctx := newWorld(t), t.Context()
+	w.box.Spec.Network = network(t, record.NetworkRules, "*.example.com")
+	w.create(`{"credentials":[{"name":"token","source":{"value":"` + value + `"}}],"bindings":[` + binding("b", "api.example.com") + `,` +
+		binding("c", "late.example.com") + `]}`)
+	w.open(func(c *Config) { c.Host.Deny = network(t, record.NetworkRules, "late.example.com").Rules })
+	patch := func(body string) error {
+		_, err := w.Patch(ctx, w.box, []byte(body))
+		return err
+	}
+	for name, c := range map[string]struct {
+		n    record.Network
+		want string
+	}{
+		"the same":            {w.box.Spec.Network, ""},
+		"less":                {network(t, record.NetworkRules, "api.example.com"), ""},
+		"more":                {network(t, record.NetworkRules, "*.example.com", "example.net"), ""},
+		"without the other":   {network(t, record.NetworkRules, "late.example.com"), `allow api.example.com:443 of binding "b"; allow it`},
+		"one that is invalid": {record.Network{Mode: "x"}, "want none, rules or open"},
+	} {
+		if err := w.CheckPolicy(w.box, c.n); c.want != "" {
+			wants(t, name, err, errs.Invalid, c.want)
+		} else if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	bad := *w.box
+	bad.Spec.Network = record.Network{Mode: "x"}
+	err := w.CheckPolicy(&bad, w.box.Spec.Network)
+	wants(t, "a policy in place of one that is invalid", err, errs.Invalid, "does not allow late.example.com:443")
+	if err := patch(`{"credentials":{"replace":[{"name":"token","source":{"value":"rotated"}}]}}`); err != nil {
+		t.Errorf("a rotation: %v", err)
+	}
+	tighter := strings.Replace(binding("b", "api.example.com"), `"match":{`, `"match":{"paths":["/v1/*"],`, 1)
+	if err := patch(`{"bindings":{"replace":[` + tighter + `]}}`); err != nil {
+		t.Errorf("a tighter binding: %v", err)
+	}
+	for what, body := range map[string]string{
+		"replaced": `{"bindings":{"replace":[` + binding("c", "late.example.com") + `]}}`,
+		"added":    `{"bindings":{"add":[` + strings.Replace(binding("d", "late.example.com"), `"match":{`, `"match":{"methods":["HEAD"],`, 1) + `]}}`,
+	} {
+		wants(t, what, patch(body), errs.Invalid, "does not allow late.example.com:443 of binding")
+	}
+	if err := patch(`{"bindings":{"delete":["c"]}}`); err != nil {
+		t.Errorf("unbound: %v", err)
+	}
+	if got, err := w.Get(ctx, w.box); err != nil || got.Revision != 4 || len(got.Bindings) != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 // revision is that of the vault that a registration would get now; 0: none.
 func (w *world) revision() int64 {
 	w.t.Helper()

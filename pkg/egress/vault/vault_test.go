@@ -433,9 +433,29 @@ func TestUncovered(t *testing.T) {
 	v := create1(t, vaultOf(bearer("b", `{"hosts":["a.example.com","*.example.org"],"schemes":["https","http"]}`),
 		bearer("a", `{"hosts":["c.example.com"]}`)))
 	got := v.Uncovered(func(host string, port uint16) bool { return host == "a.example.com" && port == 443 })
-	want := []Uncovered{{"a", "c.example.com", 443}, {"b", "a.example.com", 80}, {"b", "*.example.org", 443}, {"b", "*.example.org", 80}}
+	want := []Uncovered{
+		{"a", "c.example.com", 443, true},
+		{"b", "a.example.com", 80, true},
+		{"b", "*.example.org", 443, true},
+		{"b", "*.example.org", 80, true},
+	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%v; want %v", got, want)
+	}
+	v, err := v.Patch([]byte(`{"credentials":{"replace":[` + credential("token", "x") + `]},"bindings":{"replace":[` +
+		bearer("a", `{"hosts":["d.example.com"]}`) + `],"add":[` + bearer("c", `{"hosts":["e.example.com"]}`) + `]}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got = v.Uncovered(func(_ string, port uint16) bool { return port == 80 })
+	want = []Uncovered{
+		{"a", "d.example.com", 443, true},
+		{"b", "a.example.com", 443, false},
+		{"b", "*.example.org", 443, false},
+		{"c", "e.example.com", 443, true},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("after a patch: %v; want %v", got, want)
 	}
 }
 
