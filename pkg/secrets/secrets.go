@@ -63,8 +63,8 @@ type Config struct {
 	// not run, Apply does nothing. It is called after each change, when that is durable, one call
 	// at a time for a sandbox. A client that hangs up does not end its ctx.
 	Apply func(ctx context.Context, id string) error
-	// Try is Apply for the sweep, which must not wait for other operations on a sandbox. done is
-	// false, and err nil, if one goes on: then the next sweep tries again.
+	// Try registers a sandbox again as Apply does, unless another operation holds it: done is
+	// false then. nil: Apply.
 	Try func(ctx context.Context, id string) (done bool, err error)
 	// Mask: values in answers are replaced, see inject.Options.
 	Mask   bool
@@ -84,18 +84,23 @@ type Keeper struct {
 	// How long a command may run, and how long its output may stay open when it has ended.
 	limit, grace time.Duration
 
-	mu      sync.Mutex
-	pending map[string]bool // sandboxes whose vault changed and was not applied; guarded by mu
+	mu sync.Mutex
+	// pending are the sandboxes for which Apply has failed and not succeeded since, each with the
+	// error of it that Reapply returned last; guarded by mu.
+	pending map[string]string
 }
 
 // New makes a Keeper.
 func New(c Config) *Keeper {
-	k := &Keeper{c: c, log: c.Logger, now: c.Now, limit: commandTime, grace: commandGrace, pending: map[string]bool{}}
+	k := &Keeper{c: c, log: c.Logger, now: c.Now, limit: commandTime, grace: commandGrace, pending: map[string]string{}}
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}
 	if k.now == nil {
 		k.now = time.Now
+	}
+	if c.Try == nil {
+		k.c.Try = func(ctx context.Context, id string) (bool, error) { return true, c.Apply(ctx, id) }
 	}
 	return k
 }
@@ -105,36 +110,41 @@ const Kept = "secrets:kept"
 
 // apply has egress take what is durable. kept says what that is.
 func (k *Keeper) apply(ctx context.Context, id, kept string) error {
-	k.setPending(id, true)
 	err := failpoint.Pass(Kept)
 	if err == nil {
 		err = k.c.Apply(ctx, id)
 	}
 	if err != nil {
+		k.setPending(id, "")
 		return errs.Wrap(err, errs.CodeOf(err), "%s, but the sandbox still uses what was before: sandboxd could not apply it, and tries "+
 			"again; stop the sandbox if that must not wait", kept)
 	}
-	k.setPending(id, false)
+	k.applied(id)
 	return nil
 }
 
-func (k *Keeper) setPending(id string, on bool) {
+func (k *Keeper) setPending(id, told string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if on {
-		k.pending[id] = true
-	} else {
-		delete(k.pending, id)
-	}
+	k.pending[id] = told
 }
 
-func (k *Keeper) isPending(id string) bool {
+func (k *Keeper) applied(id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.pending[id]
+	delete(k.pending, id)
 }
 
-// Reapply tries again what Config.Apply has failed to do. It is for the sweep.
+func (k *Keeper) isPending(id string) (told string, pending bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	told, pending = k.pending[id]
+	return told, pending
+}
+
+// Reapply tries again what Config.Apply has failed to do, by Config.Try. It is for the sweep, so it
+// waits for no other change and no other operation: what it leaves out now, it tries the next
+// time. Of a sandbox it returns an error once, until that changes.
 func (k *Keeper) Reapply(ctx context.Context) error {
 	k.mu.Lock()
 	ids := slices.Sorted(maps.Keys(k.pending))
@@ -149,19 +159,26 @@ func (k *Keeper) Reapply(ctx context.Context) error {
 }
 
 func (k *Keeper) reapply(ctx context.Context, id string) error {
-	unlock, err := k.lock(ctx, id, record.Vault)
-	if err != nil {
-		return err
+	unlock, ok := k.changing.TryLock(record.Secret{Sandbox: id, Kind: record.Vault}.Name())
+	if !ok {
+		return nil // a change, which applies what it makes durable
 	}
 	defer unlock()
-	if !k.isPending(id) {
+	told, pending := k.isPending(id)
+	if !pending {
 		return nil
 	}
-	err = k.c.Apply(ctx, id)
-	if err == nil || errs.Is(err, errs.NotFound) { // the sandbox is gone
-		k.setPending(id, false)
+	done, err := k.c.Try(ctx, id)
+	switch {
+	case err == nil && !done:
+		return nil
+	case err == nil || errs.Is(err, errs.NotFound): // the sandbox is gone
+		k.applied(id)
+		return nil
+	case err.Error() == told:
 		return nil
 	}
+	k.setPending(id, err.Error())
 	return err
 }
 

@@ -2,6 +2,7 @@ package secrets
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -53,6 +54,7 @@ type world struct {
 	log   bytes.Buffer
 	clock struct {
 		sync.Mutex
+		fixed time.Time // if not zero, in place of the host's
 		ahead time.Duration
 	}
 	// apply is what Config.Apply does; nil: nothing.
@@ -131,6 +133,9 @@ func (w *world) open(edit func(*Config)) {
 		Now: func() time.Time {
 			w.clock.Lock()
 			defer w.clock.Unlock()
+			if !w.clock.fixed.IsZero() {
+				return w.clock.fixed.Add(w.clock.ahead)
+			}
 			return time.Now().Add(w.clock.ahead)
 		},
 	}
@@ -368,6 +373,59 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
+// TestDeniedLater: a host that the operator blocks when it is bound already blocks no change that
+// has nothing to do with it.
+func TestDeniedLater(t *testing.T) {
+	w, ctx := newWorld(t), t.Context()
+	w.box.Spec.Network = network(t, record.NetworkRules, "*.example.com")
+	w.create(`{"credentials":[{"name":"token","source":{"value":"` + value + `"}}],"bindings":[` + binding("b", "api.example.com") + `,` +
+		binding("c", "late.example.com") + `]}`)
+	w.open(func(c *Config) { c.Host.Deny = network(t, record.NetworkRules, "late.example.com").Rules })
+	patch := func(body string) error {
+		_, err := w.Patch(ctx, w.box, []byte(body))
+		return err
+	}
+	for name, c := range map[string]struct {
+		n    record.Network
+		want string
+	}{
+		"the same":            {w.box.Spec.Network, ""},
+		"less":                {network(t, record.NetworkRules, "api.example.com"), ""},
+		"more":                {network(t, record.NetworkRules, "*.example.com", "example.net"), ""},
+		"without the other":   {network(t, record.NetworkRules, "late.example.com"), `allow api.example.com:443 of binding "b"; allow it`},
+		"one that is invalid": {record.Network{Mode: "x"}, "want none, rules or open"},
+	} {
+		if err := w.CheckPolicy(w.box, c.n); c.want != "" {
+			wants(t, name, err, errs.Invalid, c.want)
+		} else if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	bad := *w.box
+	bad.Spec.Network = record.Network{Mode: "x"}
+	err := w.CheckPolicy(&bad, w.box.Spec.Network)
+	wants(t, "a policy in place of one that is invalid", err, errs.Invalid, "does not allow late.example.com:443")
+	if err := patch(`{"credentials":{"replace":[{"name":"token","source":{"value":"rotated"}}]}}`); err != nil {
+		t.Errorf("a rotation: %v", err)
+	}
+	tighter := strings.Replace(binding("b", "api.example.com"), `"match":{`, `"match":{"paths":["/v1/*"],`, 1)
+	if err := patch(`{"bindings":{"replace":[` + tighter + `]}}`); err != nil {
+		t.Errorf("a tighter binding: %v", err)
+	}
+	for what, body := range map[string]string{
+		"replaced": `{"bindings":{"replace":[` + binding("c", "late.example.com") + `]}}`,
+		"added":    `{"bindings":{"add":[` + strings.Replace(binding("d", "late.example.com"), `"match":{`, `"match":{"methods":["HEAD"],`, 1) + `]}}`,
+	} {
+		wants(t, what, patch(body), errs.Invalid, "does not allow late.example.com:443 of binding")
+	}
+	if err := patch(`{"bindings":{"delete":["c"]}}`); err != nil {
+		t.Errorf("unbound: %v", err)
+	}
+	if got, err := w.Get(ctx, w.box); err != nil || got.Revision != 4 || len(got.Bindings) != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 // revision is that of the vault that a registration would get now; 0: none.
 func (w *world) revision() int64 {
 	w.t.Helper()
@@ -440,8 +498,90 @@ func TestApply(t *testing.T) {
 	if _, err := w.Create(ctx, w.box, []byte(`{}`)); !errs.Is(err, errs.NotFound) {
 		t.Error(err)
 	}
-	if err := w.Reapply(ctx); err != nil || w.isPending(box) {
-		t.Errorf("%v, pending %v", err, w.isPending(box))
+	if err := w.Reapply(ctx); err != nil {
+		t.Error(err)
+	}
+	if _, pending := w.isPending(box); pending {
+		t.Error("it is tried again")
+	}
+}
+
+// TestReapply: the sweep waits for no change and no operation, and says once what does not work.
+func TestReapply(t *testing.T) {
+	w, ctx := newWorld(t), t.Context()
+	w.create(body("api.example.com"))
+	other := w.insert("dbbbbbbbbbbb", true)
+	fault, tried, busy := errors.New("iptables is away"), 0, false
+	w.apply = func(context.Context, string) error { return fault }
+	w.open(func(c *Config) {
+		apply := c.Apply
+		c.Try = func(ctx context.Context, id string) (bool, error) {
+			if tried++; busy {
+				return false, nil
+			}
+			return true, apply(ctx, id)
+		}
+	})
+	sweep := func(what string, tries int, want string) {
+		t.Helper()
+		before := tried
+		err := w.Reapply(ctx)
+		if tried-before != tries || (err == nil) != (want == "") || !strings.Contains(fmt.Sprint(err), cmp.Or(want, "<nil>")) {
+			t.Errorf("%s: %v after %d tries; want %q after %d", what, err, tried-before, want, tries)
+		}
+	}
+	sweep("nothing has failed", 0, "")
+	fail := func(r *record.Record, patch func() error) {
+		t.Helper()
+		if err := patch(); err == nil || !strings.Contains(err.Error(), "tries again") {
+			t.Errorf("%s: %v", r.ID, err)
+		}
+	}
+	patch := func() error { _, err := w.Patch(ctx, w.box, []byte(`{}`)); return err }
+	fail(w.box, patch)
+	sweep("the first time", 1, "sandbox "+box+" again: iptables is away")
+	sweep("the same", 1, "")
+	fault = errors.New("nft is away")
+	sweep("another error", 1, "nft is away")
+	sweep("the same", 1, "")
+	fail(w.box, patch)
+	sweep("a change since then", 1, "nft is away")
+	fail(other, func() error { _, err := w.Create(ctx, other, []byte(`{}`)); return err })
+	sweep("another sandbox", 2, "sandbox "+other.ID+" again: nft is away")
+	if err := w.Delete(ctx, other); err == nil { // it stays pending
+		t.Error("deleted")
+	}
+	sweep("both", 2, "sandbox "+other.ID)
+
+	// A change of a sandbox that is busy holds the lock of the vault as long as Apply waits.
+	began, end, answer := make(chan struct{}), make(chan error), make(chan error)
+	w.apply = func(context.Context, string) error { close(began); return <-end }
+	go func() { answer <- patch() }()
+	<-began
+	w.apply = func(_ context.Context, id string) error {
+		if id == box {
+			t.Error("it was applied beside the change")
+		}
+		return nil
+	}
+	sweep("while a change waits", 1, "")
+	end <- fault
+	if err := <-answer; err == nil {
+		t.Error("the change was applied")
+	}
+	busy = true
+	sweep("a busy sandbox", 1, "")
+	busy, w.apply = false, nil
+	sweep("at last", 1, "")
+	sweep("nothing is left", 0, "")
+	w.apply = func(context.Context, string) error {
+		if _, pending := w.isPending(box); pending {
+			t.Error("a change counts as failed while it is applied")
+		}
+		return nil
+	}
+	if err := patch(); err != nil {
+		t.Error(err)
 	}
 }
 

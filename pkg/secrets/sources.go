@@ -111,30 +111,11 @@ const (
 	commandTime = 10 * time.Second
 	// commandGrace is how long its output may stay open when it has ended.
 	commandGrace = 2 * time.Second
-	// shownBytes is how much of the standard error of a command the log gets.
-	shownBytes = 200
 )
 
 // commandEnv is the whole environment of a command. One that wants more is written with
 // /usr/bin/env.
 var commandEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
-
-// An output is what a command prints, as far as it is kept.
-type output struct {
-	stdout, stderr []byte
-	full           bool // it has printed too much
-}
-
-// shown is the beginning of the standard error, for the log. A program that prints its value
-// there, too, as set -x does, has none: 8 bytes of the standard output in it are enough.
-func (o *output) shown() string {
-	for i := 0; i+8 <= len(o.stdout); i++ {
-		if bytes.Contains(o.stderr, o.stdout[i:i+8]) {
-			return "(it repeats what a value may be)"
-		}
-	}
-	return strings.ToValidUTF8(string(o.stderr), "?")
-}
 
 // A writer is a function that is an io.Writer.
 type writer func(p []byte) (int, error)
@@ -148,12 +129,12 @@ func (w writer) Write(p []byte) (int, error) { return w(p) }
 // command ends, or after limit. What has left that group, as daemons do, goes on; it must not
 // hold the standard output. If this process dies, the kernel kills the command.
 //
-// No error has what the command prints.
-func command(argv []string, limit, grace time.Duration) (value []byte, out *output, err error) {
-	out = &output{}
+// No error has an argument, or what the command prints: programs write their value, or the
+// request that has it, to the standard error too (sh -x, curl -v). An error says how much there was.
+func command(argv []string, limit, grace time.Duration) (value []byte, err error) {
 	program, err := openOwn(argv[0])
 	if err != nil {
-		return nil, out, err
+		return nil, err
 	}
 	program.Close() //nolint:errcheck // only looked at
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -163,17 +144,18 @@ func command(argv []string, limit, grace time.Duration) (value []byte, out *outp
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.WaitDelay = grace
+	full, said := false, int64(0) // said: bytes of the standard error
 	cmd.Stdout = writer(func(p []byte) (int, error) {
-		if len(out.stdout)+len(p) > maxRead {
-			out.full = true
+		if len(value)+len(p) > maxRead {
+			full = true
 			cancel() // kills it
 			return 0, errors.New("too much")
 		}
-		out.stdout = append(out.stdout, p...)
+		value = append(value, p...)
 		return len(p), nil
 	})
 	cmd.Stderr = writer(func(p []byte) (int, error) {
-		out.stderr = append(out.stderr, p[:min(len(p), shownBytes-len(out.stderr))]...)
+		said += int64(len(p))
 		return len(p), nil
 	})
 	runtime.LockOSThread() // the kernel takes the death of this thread for the parent's
@@ -184,7 +166,7 @@ func command(argv []string, limit, grace time.Duration) (value []byte, out *outp
 		err = cmd.Wait()
 	}
 	switch {
-	case out.full:
+	case full:
 		err = fmt.Errorf("it prints more than %d bytes, the most a value may have", vault.MaxValue)
 	case ctx.Err() != nil:
 		err = fmt.Errorf("it did not end within %s and was killed", limit)
@@ -192,9 +174,10 @@ func command(argv []string, limit, grace time.Duration) (value []byte, out *outp
 		err = errors.New("a process that it left behind holds its standard output or error: redirect them")
 	}
 	if err != nil {
-		return nil, out, fmt.Errorf("run %s: %w", argv[0], err)
+		clear(value)
+		return nil, fmt.Errorf("run %s: %w; %d bytes of its standard error are not shown, as the value may be in them", argv[0], err, said)
 	}
-	return out.stdout, out, nil
+	return value, nil
 }
 
 // awaitEnd waits until a child has ended, and leaves it a zombie: until then its number can be

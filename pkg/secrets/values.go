@@ -9,8 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 )
 
-// maxBad is how long an error of a source is kept: a guest that asks again at once starts no
-// command for it.
+// maxBad is how long an error of a source is kept, also if values are not: a guest that asks again
+// at once starts no command for it.
 const maxBad = time.Second
 
 // A hostValue is a credential whose value a file or a command of the host has, with what was last
@@ -18,7 +18,7 @@ const maxBad = time.Second
 type hostValue struct {
 	name   string
 	source vault.Source
-	since  time.Time // when that reading began; zero: never
+	since  time.Time // when that reading began, or failed; zero: never
 	value  []byte
 	err    error
 }
@@ -28,7 +28,7 @@ type hostValue struct {
 func (h *hostValue) fresh(then time.Time) bool {
 	bound := h.source.Cache
 	if h.err != nil {
-		bound = min(bound, maxBad)
+		bound = maxBad
 	}
 	return !h.since.IsZero() && then.Sub(h.since) < bound
 }
@@ -70,7 +70,9 @@ func (k *Keeper) value(ctx context.Context, id string, h *hostValue) ([]byte, er
 		defer close(done)
 		defer unlock()
 		h.since = k.now()
-		h.value, h.err = k.read(id, h)
+		if h.value, h.err = k.read(id, h); h.err != nil {
+			h.since = k.now() // it may have taken longer than maxBad
+		}
 		value, err = slices.Clone(h.value), h.err
 	}()
 	select {
@@ -81,14 +83,11 @@ func (k *Keeper) value(ctx context.Context, id string, h *hostValue) ([]byte, er
 	}
 }
 
-// read reads a value anew, and checks it.
+// read reads a value anew, and checks it. Its caller logs the error, as often as its guest may
+// cause lines of the log.
 func (k *Keeper) read(id string, h *hostValue) (value []byte, err error) {
 	if h.source.Type == vault.Command {
-		var out *output
-		if value, out, err = command(h.source.Argv, k.limit, k.grace); err != nil {
-			k.log.Warn("a command that gives a credential has failed", "sandbox", id, "credential", h.name, "program", h.source.Argv[0],
-				"err", err, "stderr", out.shown())
-		}
+		value, err = command(h.source.Argv, k.limit, k.grace)
 	} else {
 		value, err = file(h.source.Path)
 	}

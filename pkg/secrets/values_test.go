@@ -180,19 +180,57 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// TestCommandLog: of a command that fails the log gets the beginning of its standard error, unless
-// that may have the value.
-func TestCommandLog(t *testing.T) {
+// TestCommandError: of a command that fails an error has how it ended and how much it said on its
+// standard error, and nothing that it said. The log of the Keeper has no line of it.
+func TestCommandError(t *testing.T) {
 	w := newWorld(t)
-	fails(t, "exit 3", w.shell(`echo `+value+`; printf 'no\nhost %0300d' 0 >&2; exit 3`, 0), "run /bin/sh: exit status 3")
-	line := w.log.String()
-	zeros := strings.Repeat("0", shownBytes-len("no\nhost "))
-	if !strings.Contains(line, `stderr="no\nhost `+zeros+`"`) || !strings.Contains(line, "program=/bin/sh") {
-		t.Errorf("the log: %s", line)
+	for name, c := range map[string]struct{ script, want string }{
+		"exit 3":      {`echo ` + value + ` >&2; exit 3`, fmt.Sprintf("run /bin/sh: exit status 3; %d bytes of its standard error", len(value)+1)},
+		"set -x":      {`set -x; echo ` + value + `; false`, "exit status 1; "},
+		"one byte":    {`for i in s E c r 3 T; do printf $i >&2; done; false`, "exit status 1; 6 bytes"},
+		"silent":      {`echo ` + value + `; false`, "exit status 1; 0 bytes"},
+		"much":        {`head -c 100000 /dev/zero >&2; false`, "exit status 1; 100000 bytes"},
+		"by a signal": {`echo ` + value + ` >&2; kill -TERM $$`, "signal: terminated; "},
+	} {
+		get := w.shell(c.script, 0)
+		fails(t, name, get, c.want)
+		if _, err := get(t.Context()); err == nil || strings.Contains(err.Error(), "sEcr3T") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
-	fails(t, "set -x", w.shell(`set -x; echo `+value+`; false`, 0), "exit status 1")
-	if strings.Contains(w.log.String(), value) || !strings.Contains(w.log.String(), "it repeats what a value may be") {
-		t.Errorf("the log: %s", &w.log)
+	if log := w.log.String(); log != "" {
+		t.Errorf("the log: %s", log)
+	}
+}
+
+// TestFailing: a command that fails is not run for each request, whatever the bound of its values,
+// and however long it has taken.
+func TestFailing(t *testing.T) {
+	w := newWorld(t)
+	w.pipes("up", "go")
+	get := w.shell(`printf x >>"$1/began"; echo up >"$1/up"; read x <"$1/go"; exit 3`, 0)
+	let := func() { // it fails when it has run for an hour
+		if _, err := os.ReadFile(filepath.Join(w.dir, "up")); err != nil {
+			t.Error(err)
+		}
+		w.later(time.Hour)
+		write(t, filepath.Join(w.dir, "go"), "go\n", 0o600)
+	}
+	w.clock.fixed = time.Unix(1e9, 0)
+	for run := 1; run <= 2; run++ {
+		var wg sync.WaitGroup
+		wg.Go(let)
+		fails(t, "the run", get, "exit status 3")
+		wg.Wait()
+		w.later(maxBad - 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // another run would wait for ever
+		_, err := get(ctx)
+		cancel()
+		if n := w.began(); n != run || err == nil || !strings.Contains(err.Error(), "exit status 3") {
+			t.Errorf("a request after it: %v", err)
+			t.Fatalf("%d runs, want %d", n, run)
+		}
+		w.later(1)
 	}
 }
 
@@ -295,7 +333,8 @@ func TestFresh(t *testing.T) {
 		{0, nil, 0, false},
 		{0, nil, -1, true},
 		{0, bad, -1, true},
-		{0, bad, 1, false},
+		{0, bad, maxBad - 1, true},
+		{0, bad, maxBad, false},
 	} {
 		h := hostValue{source: vault.Source{Cache: c.cache}, since: since, err: c.err}
 		if got := h.fresh(since.Add(c.asked)); got != c.want {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,8 +17,8 @@ import (
 
 // Create gives a sandbox its vault, by the body of OpenSandbox's POST /credential-vault. It fails
 // with errs.WrongState and ErrOff if the sandbox was made without inspection, with errs.Exists if
-// it has a vault, and with errs.Invalid if the body is no vault, or if it has a host that the
-// network policy of r does not allow. errs.Unavailable: the key is missing.
+// it has a vault, and with errs.Invalid if the body is no vault, or if a binding of it is for a host
+// that the network policy of r does not allow. errs.Unavailable: the key is missing.
 func (k *Keeper) Create(ctx context.Context, r *record.Record, body []byte) (vault.State, error) {
 	return k.create(ctx, r, body, vault.Create)
 }
@@ -113,7 +114,7 @@ func (k *Keeper) put(ctx context.Context, r *record.Record, e edit) (*vault.Vaul
 	if err != nil {
 		return nil, err
 	}
-	if err := k.covered(next, r.Spec.Network, "allow it first, or leave the binding out"); err != nil {
+	if err := k.covered(next, r.Spec.Network); err != nil {
 		return nil, err
 	}
 	text := next.Encode()
@@ -137,7 +138,7 @@ func (k *Keeper) Delete(ctx context.Context, r *record.Record) error {
 	defer unlock()
 	ctx = context.WithoutCancel(ctx)
 	err = k.c.Store.DeleteSecret(ctx, r.ID, record.Vault)
-	if errs.Is(err, errs.NotFound) && k.isPending(r.ID) {
+	if _, pending := k.isPending(r.ID); pending && errs.Is(err, errs.NotFound) {
 		err = nil // a Delete that could not be applied is repeated
 	}
 	if errs.Is(err, errs.NotFound) {
@@ -231,8 +232,9 @@ func (k *Keeper) Environment(ctx context.Context, r *record.Record) (map[string]
 }
 
 // CheckPolicy fails with errs.Invalid if the network policy n would not allow a host of the vault
-// of r. A vault and a policy that change at the same moment may pass both checks: then the policy
-// holds, and the binding does nothing.
+// of r that the present policy allows. One that is denied already, as by a rule of the host that
+// is newer than the vault, stops no other change. A vault and a policy that change at the same
+// moment may pass both checks: then the policy holds, and the binding does nothing.
 func (k *Keeper) CheckPolicy(r *record.Record, n record.Network) error {
 	v, err := k.vault(context.Background(), r.ID)
 	if errs.Is(err, errs.NotFound) {
@@ -241,18 +243,43 @@ func (k *Keeper) CheckPolicy(r *record.Record, n record.Network) error {
 	if err != nil {
 		return err
 	}
-	return k.covered(v, n, "allow it, or change the credential vault first")
-}
-
-// covered fails if a policy does not allow a host of a binding.
-func (k *Keeper) covered(v *vault.Vault, n record.Network, help string) error {
-	p, err := policy.Compile(k.c.Host, n)
+	next, err := k.allows(n)
 	if err != nil {
 		return err
 	}
-	missing := v.Uncovered(func(host string, port uint16) bool {
+	now, err := k.allows(r.Spec.Network)
+	if err != nil { // the record is of another sandboxd; n may be to mend that
+		now = func(string, uint16) bool { return true }
+	}
+	return uncovered(v.Uncovered(func(host string, port uint16) bool { return next(host, port) || !now(host, port) }),
+		"allow it, or change the credential vault first")
+}
+
+// covered fails if a policy does not allow a host of a binding that the change which made v has
+// added or replaced. Others may have been denied since: a value can be replaced and a binding be
+// removed all the same.
+func (k *Keeper) covered(v *vault.Vault, n record.Network) error {
+	allows, err := k.allows(n)
+	if err != nil {
+		return err
+	}
+	missing := slices.DeleteFunc(v.Uncovered(allows), func(m vault.Uncovered) bool { return !m.New })
+	return uncovered(missing, "allow it first, or leave it out of the binding")
+}
+
+// allows is what the rules of the host, and then a policy, say of a host and its port.
+func (k *Keeper) allows(n record.Network) (func(host string, port uint16) bool, error) {
+	p, err := policy.Compile(k.c.Host, n)
+	if err != nil {
+		return nil, err
+	}
+	return func(host string, port uint16) bool {
 		return p.Covers(policy.Flow{Proto: unix.IPPROTO_TCP, Port: port}, host)
-	})
+	}, nil
+}
+
+// uncovered is the error about hosts that are not allowed; nil if there is none.
+func uncovered(missing []vault.Uncovered, help string) error {
 	if len(missing) == 0 {
 		return nil
 	}

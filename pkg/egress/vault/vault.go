@@ -222,6 +222,7 @@ func Port(scheme string) uint16 {
 type Uncovered struct {
 	Binding, Host string
 	Port          uint16
+	New           bool // the change that made this vault has added or replaced the binding
 }
 
 // Uncovered returns the hosts of bindings for which allowed says no, sorted by binding. A host
@@ -231,7 +232,7 @@ func (v *Vault) Uncovered(allowed func(host string, port uint16) bool) (out []Un
 		for _, host := range b.Match.Hosts {
 			for _, scheme := range b.Match.Schemes {
 				if port := Port(scheme); !allowed(host, port) {
-					out = append(out, Uncovered{b.Name, host, port})
+					out = append(out, Uncovered{b.Name, host, port, b.Revision == v.revision})
 				}
 			}
 		}

@@ -487,7 +487,7 @@ func TestSources(t *testing.T) {
 		t.Error(got, err)
 	}
 	for _, bad := range []string{
-		"", "sEcr3T-\r\nX: y", "sEcr3T-\x00", "sEcr3T-{{TOKEN}}", "sEcr3T-\n", strings.Repeat("x", vault.MaxValue+1),
+		"", "sEcr3T-\r\nX: y", "sEcr3T-\x00", "sEcr3T-\n", strings.Repeat("x", vault.MaxValue+1),
 	} {
 		now = bad
 		got, err := ask()
@@ -504,6 +504,41 @@ func TestSources(t *testing.T) {
 	r := parse(t, "GET / HTTP/1.1\nHost: a.example.com\n\n")
 	if _, err := New(v, Options{}, nil).Apply(r, "https", "a.example.com", 443); err == nil {
 		t.Error("no Source, and no error")
+	}
+}
+
+// TestPlaceholderInValue: a placeholder in a value is a part of the value, in each place, whether
+// the value is in the vault or in a file.
+func TestPlaceholderInValue(t *testing.T) {
+	const substitutions = `,"substitutions":[{"credential":"a","placeholder":"{{A}}","in":["path","query","header","body"]},
+		{"credential":"b","placeholder":"{{B}}","in":["path","query","header","body"]}]}`
+	for name, source := range map[string]string{"inline": `"value":"sEcr3T-{{B}}{{A}}"`, "file": `"type":"file","path":"/x"`} {
+		v, err := vault.CreateTrusted([]byte(`{"credentials":[{"name":"a","source":{` + source + `}},
+			{"name":"b","source":{"value":"sEcr3T-{{A}}"}}],"bindings":[
+			{"name":"p","match":{"hosts":["p.example.com"]},"auth":{"type":"apiKey","name":"X-Key","credential":"a"` + substitutions + `}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &world{v: v, Live: New(v, Options{Source: func(context.Context, *vault.Credential) (vault.Secret, error) {
+			return vault.NewSecret("sEcr3T-{{B}}{{A}}"), nil
+		}}, nil)}
+		const a, b = "sEcr3T-{{B}}{{A}}", "sEcr3T-{{A}}"
+		const aURL, bURL = "sEcr3T-%7B%7BB%7D%7D%7B%7BA%7D%7D", "sEcr3T-%7B%7BA%7D%7D"
+		w.same(t, name, "GET /{{A}}/{{B}}?q={{B}}{{A}} HTTP/1.1\nHost: p.example.com\nX-Two: {{A}} {{B}}\n\n",
+			"GET /"+aURL+"/"+bURL+"?q="+bURL+aURL+" HTTP/1.1\nHost: p.example.com\nX-Two: "+a+" "+b+"\nX-Key: "+a+"\n\n")
+		for how, length := range map[string]string{"short": "Content-Length: 14", "long": "Transfer-Encoding: chunked"} {
+			body, want := "{{A}}{{B}}{{A}", a+b+"{{A}"
+			if how == "long" {
+				body = "e\n" + body + "\n0\n\n"
+			}
+			r := parse(t, "POST / HTTP/1.1\nHost: p.example.com\n"+length+"\n\n"+body)
+			if _, err := w.at(r); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := io.ReadAll(r.Body); string(got) != want || err != nil {
+				t.Errorf("%s, %s body: %q, %v; want %q", name, how, got, err, want)
+			}
+		}
 	}
 }
 

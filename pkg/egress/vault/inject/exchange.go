@@ -44,7 +44,8 @@ func (a *apply) exchange(place vault.Place, enc encoding) *exchange {
 	return x
 }
 
-// replace replaces in a text of at most limit bytes more.
+// replace replaces in a text of at most limit bytes more. It goes through what the guest has sent,
+// once: a placeholder in a value is sent as a part of the value.
 func (x *exchange) replace(text string, limit int) (string, error) {
 	return x.searcher.replace(text, limit+len(text), x.swap)
 }
