@@ -54,7 +54,7 @@ type world struct {
 	log   bytes.Buffer
 	clock struct {
 		sync.Mutex
-		fixed time.Time // if not zero, in place of the host's
+		fixed time.Time // the host's when the test began: it moves by later alone
 		ahead time.Duration
 	}
 	// apply is what Config.Apply does; nil: nothing.
@@ -86,6 +86,7 @@ func openKey(t *testing.T, dir string) *sealed.Key {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir()}
+	w.clock.fixed = time.Now()
 	w.db = openStore(t, w.dir)
 	w.box = w.insert(box, true)
 	w.open(func(*Config) {})
@@ -133,10 +134,7 @@ func (w *world) open(edit func(*Config)) {
 		Now: func() time.Time {
 			w.clock.Lock()
 			defer w.clock.Unlock()
-			if !w.clock.fixed.IsZero() {
-				return w.clock.fixed.Add(w.clock.ahead)
-			}
-			return time.Now().Add(w.clock.ahead)
+			return w.clock.fixed.Add(w.clock.ahead)
 		},
 	}
 	edit(&c)
