@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/systemd"
 	"github.com/sandboxd/sandboxd/pkg/expiry"
+	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -207,4 +210,16 @@ func (d background) healthy(ctx context.Context) error {
 		return fmt.Errorf("ask the API on %s: /health answered %s", d.cfg.Listen.Socket, res.Status)
 	}
 	return nil
+}
+
+// slots is how many prepared slots to keep of each runtime. It is called once, for its
+// warning.
+func slots(cfg *config.Config, log *slog.Logger) map[string]int {
+	kept, want := cfg.Slots(), cfg.Prepared
+	if kept != want {
+		log.Warn("fewer slots are kept prepared than configured, because limits.max_sandboxes leaves no addresses for the others; lower one "+
+			"of the two", "runsc", kept.Runsc, "runc", kept.Runc, "prepared.runsc", want.Runsc, "prepared.runc", want.Runc,
+			"limits.max_sandboxes", cfg.Limits.MaxSandboxes)
+	}
+	return map[string]int{oci.Runsc: kept.Runsc, oci.Runc: kept.Runc}
 }

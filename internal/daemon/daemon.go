@@ -420,7 +420,7 @@ func (d *Daemon) openManager() error {
 
 		CheckPolicy: d.secrets.CheckPolicy,
 		Log:         d.log,
-		Prepared:    map[string]int{oci.Runsc: d.cfg.Prepared.Runsc, oci.Runc: d.cfg.Prepared.Runc},
+		Prepared:    slots(d.cfg, d.log),
 		Room:        func(ctx context.Context, runtime string) error { return d.gate.Room(ctx, runtime) },
 		Fetch:       d.fetch,
 		Admit:       func(asker context.Context, id string) sandbox.Turn { return d.queue.Enter(asker, id) },
