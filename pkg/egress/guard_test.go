@@ -19,6 +19,8 @@ import (
 	"github.com/vishvananda/netlink"
 	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
 // flushAll does what an operator does who wants a clean firewall.
@@ -556,8 +558,12 @@ func (w *world) line(id, at string) (near, far net.Conn) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if far = <-accepted; far == nil {
-		w.t.Fatal("the server has no connection")
+	select {
+	case far = <-accepted:
+	case <-time.After(hosttest.Patient(patient)):
+	}
+	if far == nil {
+		w.t.Fatalf("the guest is connected, and the server at %s accepted no connection", at)
 	}
 	w.t.Cleanup(func() { near.Close(); far.Close() })
 	return near, far
