@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/systemd"
+	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/expiry"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
@@ -88,8 +89,20 @@ func (d background) sweep(ctx context.Context) error {
 	if d.scope != nil {
 		held = d.scope.Keep(ctx)
 	}
-	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.files.Pool.Sweep(ctx, d.noSweep()),
-		d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx), d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.endLeftovers(ctx),
+		d.files.Pool.Sweep(ctx, d.noSweep()), d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx),
+		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+}
+
+// endLeftovers ends flows of an earlier daemon that no sandbox has claimed, after a recovery
+// that was not cut short: only that has registered every sandbox. It succeeds once.
+func (d *Daemon) endLeftovers(ctx context.Context) error {
+	if d.claimed || ctx.Err() != nil {
+		return nil
+	}
+	err := egress.Recovered(d.egress)
+	d.claimed = err == nil
+	return err
 }
 
 // sweepEgress removes the flow logs and the DNS leases of sandboxes that have no record.

@@ -82,6 +82,7 @@ type Daemon struct {
 	denials *denials
 	pulls   pulls
 	asked   chan chan<- error // for a sweep at once; the answer goes into it
+	claimed bool              // egress.Recovered has succeeded
 	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
 
@@ -108,8 +109,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	if err := d.openCerts(); err != nil { // not in open: Teardown must work without certificates
 		return errors.Join(err, d.abandon(ctx))
 	}
-	err = errors.Join(d.openHistory(ctx), d.manager.Recover(ctx))
-	egress.Recovered(d.egress)
+	err = errors.Join(d.openHistory(ctx), d.manager.Recover(ctx), d.endLeftovers(ctx))
 	if err != nil {
 		// Recover's error names what does not match the records, and the sweep tries
 		// again. That must not keep other sandboxes from the API.
