@@ -89,14 +89,14 @@ func (d background) sweep(ctx context.Context) error {
 	if d.scope != nil {
 		held = d.scope.Keep(ctx)
 	}
-	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.endLeftovers(ctx),
+	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d.Daemon),
 		d.files.Pool.Sweep(ctx, d.noSweep()), d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx),
 		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
 }
 
 // endLeftovers ends flows of an earlier daemon that no sandbox has claimed, after a recovery
 // that was not cut short: only that has registered every sandbox. It succeeds once.
-func (d *Daemon) endLeftovers(ctx context.Context) error {
+func endLeftovers(ctx context.Context, d *Daemon) error {
 	if d.claimed || ctx.Err() != nil {
 		return nil
 	}
@@ -230,8 +230,8 @@ func (d background) healthy(ctx context.Context) error {
 func slots(cfg *config.Config, log *slog.Logger) map[string]int {
 	kept, want := cfg.Slots(), cfg.Prepared
 	if kept != want {
-		log.Warn("fewer slots are kept prepared than configured, because limits.max_sandboxes leaves no addresses for the others; lower one "+
-			"of the two", "runsc", kept.Runsc, "runc", kept.Runc, "prepared.runsc", want.Runsc, "prepared.runc", want.Runc,
+		log.Warn("fewer slots are kept prepared than configured, because limits.max_sandboxes leaves no addresses for the others; "+
+			"lower one of the two", "runsc", kept.Runsc, "runc", kept.Runc, "prepared.runsc", want.Runsc, "prepared.runc", want.Runc,
 			"limits.max_sandboxes", cfg.Limits.MaxSandboxes)
 	}
 	return map[string]int{oci.Runsc: kept.Runsc, oci.Runc: kept.Runc}

@@ -301,7 +301,7 @@ func (e *Engine) raiseLock() (stood bool, err error) {
 		whole, err = e.lock.translates()
 	}
 	if err == nil && !whole {
-		err = e.makeLock(want)
+		err = makeLock(e, want)
 	}
 	if err == nil {
 		e.closed = want
@@ -310,14 +310,14 @@ func (e *Engine) raiseLock() (stood bool, err error) {
 }
 
 // makeLock installs the lock.
-func (e *Engine) makeLock(uplinks []string) error {
+func makeLock(e *Engine, uplinks []string) error {
 	nat, err := e.lock.install(uplinks)
 	if err != nil {
 		return err
 	}
 	if !nat && !e.noNAT {
-		e.log.Warn("this kernel has no NAT in nf_tables (module nft_chain_nat), so the lock has no chain of it: if another program deletes " +
-			"all NAT chains of iptables, open connections of sandboxes are reset")
+		e.log.Warn("this kernel has no NAT in nf_tables (module nft_chain_nat), so the lock has no chain of it: if another program " +
+			"deletes all NAT chains of iptables, open connections of sandboxes are reset")
 	}
 	e.noNAT = !nat
 	e.log.Info("lock installed", "table", e.lock.table().Name, "uplinks", uplinks)
