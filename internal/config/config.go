@@ -263,13 +263,22 @@ func (c *Config) validateRuntime(bad func(string, ...any)) {
 			bad("prepared.%s = %d: want 1 to %d, or 0 for none", name, n, maxPrepared)
 		}
 	}
-	// So slots never have an address that a sandbox needs: a create does not wait for one.
-	if slots := c.Prepared.Runsc + c.Prepared.Runc; slots > 0 && c.Limits.MaxSandboxes <= instance.MaxSlots &&
-		slots+c.Limits.MaxSandboxes > instance.MaxSlots {
-		bad("limits.max_sandboxes = %d, prepared.runsc = %d, prepared.runc = %d: each needs an address, and there are %d: set "+
-			"limits.max_sandboxes to at most %d, or prepare fewer slots", c.Limits.MaxSandboxes, c.Prepared.Runsc, c.Prepared.Runc,
-			instance.MaxSlots, instance.MaxSlots-slots)
+}
+
+// Slots is Prepared, with as many slots as max_sandboxes leaves addresses for: a slot never
+// has an address that a sandbox needs, so a create does not wait for one. The runtime with
+// more slots gives up one first.
+// Preconditions: the configuration is valid.
+func (c *Config) Slots() Prepared {
+	p := c.Prepared
+	for p.Runsc+p.Runc > instance.MaxSlots-c.Limits.MaxSandboxes {
+		if p.Runsc > p.Runc {
+			p.Runsc--
+		} else {
+			p.Runc--
+		}
 	}
+	return p
 }
 
 func (c *Config) validateDefaults(bad func(string, ...any)) {

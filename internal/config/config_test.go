@@ -57,7 +57,6 @@ func TestBad(t *testing.T) {
 		"[limits]\nmax_sandboxes = 3000":                             "2000",
 		"[prepared]\nrunc = -1":                                      "prepared.runc",
 		"[prepared]\nrunsc = 33":                                     "1 to 32",
-		"[limits]\nmax_sandboxes = 1999\n[prepared]\nrunc = 2":       "max_sandboxes to at most 1998",
 		"[limits]\nmax_creating = -1":                                "max_creating",
 		"[limits]\nmemory_reserve = '-1'":                            "whole number",
 		"[limits]\nrequests_per_second = -1":                         "requests_per_second",
@@ -317,6 +316,30 @@ func TestUpstreams(t *testing.T) {
 	} {
 		if got, ok := parseUpstream(s); ok != want.Addr.IsValid() || ok && got != want {
 			t.Errorf("%q: %v, %v", s, got, ok)
+		}
+	}
+}
+
+// TestSlots: sandboxes have the addresses, and slots the rest.
+func TestSlots(t *testing.T) {
+	for _, c := range []struct {
+		sandboxes, runsc, runc int
+		want                   Prepared
+	}{
+		{1000, 32, 32, Prepared{32, 32}},
+		{1936, 32, 32, Prepared{32, 32}},
+		{1937, 32, 32, Prepared{32, 31}},
+		{1990, 32, 4, Prepared{6, 4}},
+		{1990, 0, 11, Prepared{0, 10}},
+		{1999, 1, 1, Prepared{1, 0}},
+		{2000, 32, 32, Prepared{}},
+		{2000, 0, 0, Prepared{}},
+	} {
+		cfg, err := load(t, fmt.Sprintf("[limits]\nmax_sandboxes = %d\n[prepared]\nrunsc = %d\nrunc = %d", c.sandboxes, c.runsc, c.runc))
+		if err != nil {
+			t.Errorf("%+v: %v", c, err)
+		} else if got := cfg.Slots(); got != c.want {
+			t.Errorf("%+v: %+v", c, got)
 		}
 	}
 }

@@ -37,12 +37,9 @@ func (c *Config) Networks() map[string]record.Network {
 }
 
 func (c *Config) validatePolicies(bad func(string, ...any)) {
-	rules := func(key string, list []string, allow bool) (all []record.Rule) {
+	rules := func(key string, list []string) (all []record.Rule) {
 		for _, text := range list {
 			r, err := policy.ParseRule(text)
-			if r.Allow = allow; err == nil {
-				err = policy.Opens(r)
-			}
 			if err != nil {
 				bad("%s: %w", key, err)
 				continue
@@ -52,7 +49,7 @@ func (c *Config) validatePolicies(bad func(string, ...any)) {
 		return all
 	}
 	c.Egress.Host = policy.Host{
-		Deny: rules("egress.always_deny", c.Egress.AlwaysDeny, false), Allow: rules("egress.always_allow", c.Egress.AlwaysAllow, true),
+		Deny: rules("egress.always_deny", c.Egress.AlwaysDeny), Allow: rules("egress.always_allow", c.Egress.AlwaysAllow),
 	}
 	if _, err := policy.Compile(c.Egress.Host, record.Network{Mode: record.NetworkRules}); err != nil {
 		bad("egress: %w", err)
@@ -101,13 +98,11 @@ func (p Policy) network(bad func(string, ...any)) (n record.Network, ok bool) {
 			continue
 		}
 		r, err := policy.ParseRule(strings.TrimSpace(target))
-		if r.Allow = action == "allow"; err == nil {
-			err = policy.Opens(r)
-		}
 		if err != nil {
 			no("rules: %w", fmt.Errorf("%.80q: %w", text, err))
 			continue
 		}
+		r.Allow = action == "allow"
 		n.Rules = append(n.Rules, r)
 	}
 	return n, ok

@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/systemd"
+	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/expiry"
+	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -85,8 +89,20 @@ func (d background) sweep(ctx context.Context) error {
 	if d.scope != nil {
 		held = d.scope.Keep(ctx)
 	}
-	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.files.Pool.Sweep(ctx, d.noSweep()),
-		d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx), d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d.Daemon),
+		d.files.Pool.Sweep(ctx, d.noSweep()), d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx),
+		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+}
+
+// endLeftovers ends flows of an earlier daemon that no sandbox has claimed, after a recovery
+// that was not cut short: only that has registered every sandbox. It succeeds once.
+func endLeftovers(ctx context.Context, d *Daemon) error {
+	if d.claimed || ctx.Err() != nil {
+		return nil
+	}
+	err := egress.Recovered(d.egress)
+	d.claimed = err == nil
+	return err
 }
 
 // sweepEgress removes the flow logs and the DNS leases of sandboxes that have no record.
@@ -207,4 +223,16 @@ func (d background) healthy(ctx context.Context) error {
 		return fmt.Errorf("ask the API on %s: /health answered %s", d.cfg.Listen.Socket, res.Status)
 	}
 	return nil
+}
+
+// slots is how many prepared slots to keep of each runtime. It is called once, for its
+// warning.
+func slots(cfg *config.Config, log *slog.Logger) map[string]int {
+	kept, want := cfg.Slots(), cfg.Prepared
+	if kept != want {
+		log.Warn("fewer slots are kept prepared than configured, because limits.max_sandboxes leaves no addresses for the others; "+
+			"lower one of the two", "runsc", kept.Runsc, "runc", kept.Runc, "prepared.runsc", want.Runsc, "prepared.runc", want.Runc,
+			"limits.max_sandboxes", cfg.Limits.MaxSandboxes)
+	}
+	return map[string]int{oci.Runsc: kept.Runsc, oci.Runc: kept.Runc}
 }

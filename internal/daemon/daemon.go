@@ -82,6 +82,7 @@ type Daemon struct {
 	denials *denials
 	pulls   pulls
 	asked   chan chan<- error // for a sweep at once; the answer goes into it
+	claimed bool              // egress.Recovered has succeeded
 	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
 
@@ -108,8 +109,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	if err := d.openCerts(); err != nil { // not in open: Teardown must work without certificates
 		return errors.Join(err, d.abandon(ctx))
 	}
-	err = errors.Join(d.openHistory(ctx), d.manager.Recover(ctx))
-	egress.Recovered(d.egress)
+	err = errors.Join(d.openHistory(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d))
 	if err != nil {
 		// Recover's error names what does not match the records, and the sweep tries
 		// again. That must not keep other sandboxes from the API.
@@ -420,7 +420,7 @@ func (d *Daemon) openManager() error {
 
 		CheckPolicy: d.secrets.CheckPolicy,
 		Log:         d.log,
-		Prepared:    map[string]int{oci.Runsc: d.cfg.Prepared.Runsc, oci.Runc: d.cfg.Prepared.Runc},
+		Prepared:    slots(d.cfg, d.log),
 		Room:        func(ctx context.Context, runtime string) error { return d.gate.Room(ctx, runtime) },
 		Fetch:       d.fetch,
 		Admit:       func(asker context.Context, id string) sandbox.Turn { return d.queue.Enter(asker, id) },

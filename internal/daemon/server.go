@@ -111,7 +111,6 @@ func offerOf(d *Daemon) (o spec.Offer, err error) {
 		ParseRule:   policy.ParseRule,
 		ParsePolicy: policy.FromJSON,
 		NormalName:  policy.NormalName,
-		Opens:       policy.Opens,
 		HostAddress: d.egress.HostAddress,
 
 		HostMemoryBytes: total,

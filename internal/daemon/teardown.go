@@ -42,7 +42,9 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 	}
 	err = errors.Join(d.deleteAll(ctx), sandbox.StockOf(d.manager).Purge(ctx), d.manager.Recover(ctx),
 		d.manager.Close(ctx)) // deletions go on until then
-	egress.Recovered(d.egress)
+	if err := egress.Recovered(d.egress); err != nil {
+		log.Warn("flows of ended sandboxes stay until they time out", "err", err)
+	}
 	if err = errors.Join(err, nothingLingers(ctx, d.store, d.cgroups)); err != nil {
 		// Rules and pool stay while something may need them.
 		return errors.Join(fmt.Errorf("teardown: %w", err), d.Close())

@@ -566,7 +566,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 		Docs:    openapi.Docs,
 		Network: fakeNetwork{f},
 		Offer: spec.Offer{
-			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName, Opens: policy.Opens,
+			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName,
 			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },
 		},
 		Flows: fakeFlows{},

@@ -155,6 +155,9 @@ type Engine struct {
 	lock      lock
 	closed    []string // the uplinks that the lock contains
 	lockFault string   // why the lock is incomplete, as last logged
+	noNAT     bool     // this kernel makes no natChain
+
+	recovered atomic.Bool // see Recovered
 
 	mu     sync.RWMutex
 	byID   map[string]*sandbox

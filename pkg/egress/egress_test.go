@@ -527,8 +527,13 @@ func TestSquatter(t *testing.T) {
 			if _, err := c.Write([]byte("word")); err != nil {
 				t.Fatal(err)
 			}
-			if from := <-came; from.String() != c.LocalAddr().String() {
-				t.Errorf("%s by %s got something from %s", at, network, from)
+			select {
+			case from := <-came:
+				if from.String() != c.LocalAddr().String() {
+					t.Errorf("%s by %s got something from %s", at, network, from)
+				}
+			case <-time.After(hosttest.Patient(patient)):
+				t.Fatalf("%s by %s: what the host sent did not come", at, network)
 			}
 			c.Close()
 		}

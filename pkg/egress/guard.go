@@ -144,10 +144,10 @@ func (e *Engine) restore(ctx context.Context) error {
 	}
 	e.pause = 0
 	e.cut.Store(false)
-	// At the start no policy is known, and whatever is open is a suspect where neither chains
-	// nor lock confined the sandboxes.
+	// Until Recovered not all policies are known, and a flow of a sandbox without one is a
+	// suspect only where neither chains nor lock confined the sandboxes.
 	if unmet || e.serves() {
-		e.closeSuspects(e.serves() || !locked)
+		e.closeSuspects(e.recovered.Load() || !locked, locked)
 	}
 	if err := e.linksUp(); err != nil {
 		return fmt.Errorf("set links up: %w", err)
@@ -261,7 +261,7 @@ func (e *Engine) linksUp() error {
 	if len(e.held) == 0 {
 		return nil
 	}
-	defer e.closeSuspects(true)
+	defer e.closeSuspects(true, false)
 	var errs []error
 	var failed []*heldLink
 	for _, h := range e.held {

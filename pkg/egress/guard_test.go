@@ -19,6 +19,8 @@ import (
 	"github.com/vishvananda/netlink"
 	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
 // flushAll does what an operator does who wants a clean firewall.
@@ -520,7 +522,9 @@ func TestLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.Close() // and nobody closed its flows
-	Recovered(w.open())
+	if err := Recovered(w.open()); err != nil {
+		t.Fatal(err)
+	}
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
 	if err != nil {
 		t.Fatal(err)
@@ -556,8 +560,12 @@ func (w *world) line(id, at string) (near, far net.Conn) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if far = <-accepted; far == nil {
-		w.t.Fatal("the server has no connection")
+	select {
+	case far = <-accepted:
+	case <-time.After(hosttest.Patient(patient)):
+	}
+	if far == nil {
+		w.t.Fatalf("the guest is connected, and the server at %s accepted no connection", at)
 	}
 	w.t.Cleanup(func() { near.Close(); far.Close() })
 	return near, far
@@ -601,7 +609,9 @@ func TestServerSpeaks(t *testing.T) {
 		if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 			t.Fatal(err)
 		}
-		Recovered(e)
+		if err := Recovered(e); err != nil {
+			t.Fatal(err)
+		}
 		hears(t, "after that", far, near)
 		hears(t, "the other way", near, far)
 	})
@@ -630,6 +640,116 @@ func TestServerSpeaks(t *testing.T) {
 			hears(t, "the other way", near, far)
 		})
 	}
+	t.Run("by a lease that is lost", func(t *testing.T) {
+		w := newWorld(t)
+		e := w.open()
+		byName := rules(t, "rules", "allowed.test")
+		id := w.sandbox(e, 0, byName)
+		e.lookup(addr(0)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr("203.0.113.1")}, time.Hour, time.Now())
+		near, far := w.line(id, "203.0.113.1:9090")
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		e = w.open()
+		if err := e.Register(t.Context(), id, addr(0), byName, nil); err != nil {
+			t.Fatal(err)
+		}
+		hears(t, "before", far, near)
+		e.guarding.Lock()
+		flushAll(w)
+		e.guarding.Unlock()
+		e.check(t.Context())
+		hears(t, "after a flush", far, near)
+	})
+}
+
+// TestLeasesWithoutLock: while neither chains nor lock stood, a flow may have opened after the
+// lease that would allow it had ended.
+func TestLeasesWithoutLock(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "allowed.test"))
+	e.lookup(addr(0)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr("203.0.113.1")}, time.Hour, time.Now().Add(-3*time.Hour))
+	e.guarding.Lock() // the guard looks away
+	near, far := func() (near, far net.Conn) {
+		defer e.guarding.Unlock()
+		if err := e.lock.remove(); err != nil {
+			t.Fatal(err)
+		}
+		w.run("iptables", "-F")
+		w.run("iptables", "-t", "mangle", "-F")
+		return w.line(id, "203.0.113.1:9090")
+	}()
+	hears(t, "without chains and lock", near, far)
+	if n := w.touching(e, addr(0)); n != 1 {
+		t.Fatalf("the kernel tracks %d flows of the sandbox", n)
+	}
+	e.check(t.Context())
+	if n := w.touching(e, addr(0)); n != 0 {
+		t.Errorf("it goes on: the kernel tracks %d flows of the sandbox", n)
+	}
+}
+
+// TestFlushedInRecovery: chains that are gone while the daemon registers its sandboxes cost no
+// sandbox a flow, because the lock stands. What nobody has claimed then ends.
+func TestFlushedInRecovery(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	all := rules(t, "rules", "203.0.113.1:9090", "203.0.113.1:9091")
+	first, second := w.sandbox(e, 0, all), w.sandbox(e, 1, all)
+	near, far := w.line(first, "203.0.113.1:9090")
+	near2, far2 := w.line(second, "203.0.113.1:9091")
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e = w.open()
+	if err := e.Register(t.Context(), first, addr(0), all, nil); err != nil {
+		t.Fatal(err)
+	}
+	flush := func() {
+		e.guarding.Lock()
+		flushAll(w)
+		e.guarding.Unlock()
+		e.check(t.Context())
+	}
+	flush()
+	hears(t, "of the first", far, near)
+	hears(t, "of one that is not registered yet", far2, near2)
+	if err := e.delSource(second, addr(1)); err != nil { // it has ended
+		t.Fatal(err)
+	}
+	if err := Recovered(e); err != nil {
+		t.Fatal(err)
+	}
+	hears(t, "of the first, after the recovery", near, far)
+	if n := w.touching(e, addr(1)); n != 0 {
+		t.Errorf("the kernel tracks %d flows of no sandbox", n)
+	}
+}
+
+// TestLockTranslates: the lock's chain of NAT comes back. Without it the lock stands.
+func TestLockTranslates(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.guarding.Lock()
+	defer e.guarding.Unlock()
+	c.DelChain(&nftables.Chain{Name: natChain, Table: e.lock.table()})
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if there, err := e.lock.translates(); there || err != nil {
+		t.Fatalf("the chain was deleted: %v, %v", there, err)
+	}
+	if !e.keepLock() {
+		t.Error("without the chain of NAT the lock does not count as standing")
+	}
+	if there, err := e.lock.translates(); !there || err != nil {
+		t.Errorf("after the guard has looked: %v, %v", there, err)
+	}
 }
 
 // TestLockKeepsTranslation: while a lock is replaced, and its chain of NAT is the only one of
@@ -647,7 +767,7 @@ func TestLockKeepsTranslation(t *testing.T) {
 	replaced := make(chan error, 1)
 	go func() {
 		for range 30 {
-			if err := e.lock.install(nil); err != nil {
+			if _, err := e.lock.install(nil); err != nil {
 				replaced <- err
 				return
 			}

@@ -151,12 +151,14 @@ func bits(load expr.Any, any uint32) []expr.Any {
 const uplinkSet = "uplinks"
 
 // install replaces the lock, with these uplinks, in one transaction: the lock is
-// complete at every moment. A kernel without the module nft_chain_nat does without natChain.
-func (l lock) install(uplinks []string) error {
-	if l.replace(uplinks, true) == nil {
-		return nil
+// complete at every moment. nat is false where the kernel knows no chain of natChain's type
+// (nft_chain_nat, for inet since Linux 5.2): there the lock does without.
+func (l lock) install(uplinks []string) (nat bool, err error) {
+	err = l.replace(uplinks, true)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return false, l.replace(uplinks, false)
 	}
-	return l.replace(uplinks, false)
+	return true, err
 }
 
 func (l lock) replace(uplinks []string, nat bool) error {
@@ -241,6 +243,19 @@ func (l lock) standing() (ok bool, uplinks []string, err error) {
 	return true, uplinks, nil
 }
 
+// translates reports whether natChain is there. Sandboxes are confined without it.
+func (l lock) translates() (bool, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return false, fmt.Errorf("connect to nf_tables: %w", err)
+	}
+	all, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return false, fmt.Errorf("list the chains of nf_tables: %w", err)
+	}
+	return slices.ContainsFunc(all, func(c *nftables.Chain) bool { return c.Table.Name == l.table().Name && c.Name == natChain }), nil
+}
+
 // remove removes the lock. Absent is success.
 func (l lock) remove() error {
 	c, err := nftables.New()
@@ -281,15 +296,32 @@ func (e *Engine) raiseLock() (stood bool, err error) {
 	}
 	want = slices.Sorted(slices.Values(want))
 	stood, have, err := e.lock.standing()
-	if err == nil && (!stood || !slices.Equal(have, want)) {
-		if err = e.lock.install(want); err == nil {
-			e.log.Info("lock installed", "table", e.lock.table().Name, "uplinks", want)
-		}
+	whole := stood && slices.Equal(have, want)
+	if err == nil && whole && !e.noNAT {
+		whole, err = e.lock.translates()
+	}
+	if err == nil && !whole {
+		err = makeLock(e, want)
 	}
 	if err == nil {
 		e.closed = want
 	}
 	return stood, errors.Join(err, unread)
+}
+
+// makeLock installs the lock.
+func makeLock(e *Engine, uplinks []string) error {
+	nat, err := e.lock.install(uplinks)
+	if err != nil {
+		return err
+	}
+	if !nat && !e.noNAT {
+		e.log.Warn("this kernel has no NAT in nf_tables (module nft_chain_nat), so the lock has no chain of it: if another program " +
+			"deletes all NAT chains of iptables, open connections of sandboxes are reset")
+	}
+	e.noNAT = !nat
+	e.log.Info("lock installed", "table", e.lock.table().Name, "uplinks", uplinks)
+	return nil
 }
 
 // CloseUplinks closes the uplinks that Config.Uplinks names now to all but sandboxes.

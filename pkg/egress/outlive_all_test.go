@@ -37,7 +37,9 @@ func TestOldChildrenAreFew(t *testing.T) {
 		if err := e.Register(t.Context(), id, addr(0), all, nil); err != nil {
 			t.Fatal(err)
 		}
-		Recovered(e)
+		if err := Recovered(e); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w.children(dir, mostOld+1)
 	for i, c := range open {

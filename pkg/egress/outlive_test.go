@@ -130,7 +130,9 @@ func TestFlowsOutliveTheDaemon(t *testing.T) {
 			}
 			e.lookup(addr(i)).leases.Add("allowed.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
 		}
-		Recovered(e)
+		if err := Recovered(e); err != nil {
+			t.Fatal(err)
+		}
 		e.proxy.mu.Lock()
 		flows, of, outs := len(e.proxy.flows), e.proxy.of[e.lookup(addr(0))], e.proxy.outs[e.lookup(addr(0))]
 		e.proxy.mu.Unlock()
@@ -160,7 +162,9 @@ func TestFlowsOutliveTheDaemon(t *testing.T) {
 	}
 	isReset(t, "a flow that a tightened policy denies", web)
 	goesOn("a flow of a sandbox that is not registered yet", others)
-	Recovered(e) // it was not registered
+	if err := Recovered(e); err != nil { // it was not registered
+		t.Fatal(err)
+	}
 	isReset(t, "a flow of no sandbox", others)
 	w.noneProxied(e)
 	w.children(dir, 1)

@@ -60,7 +60,8 @@ func probe(ctx context.Context, i instance.Instance) (map[string]error, error) {
 		if err := c.install(ctx); err != nil {
 			return err
 		}
-		return lock{i, i.Gateway().As4()}.install([]string{"lo"})
+		_, err = lock{i, i.Gateway().As4()}.install([]string{"lo"})
+		return err
 	}()
 	found[ProbeQueue] = func() error {
 		if err := conntrack.Each(func() {}, func(conntrack.Entry) {}); err != nil {

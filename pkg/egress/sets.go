@@ -299,8 +299,10 @@ func (m matching) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
 // time: flows that are not allowed now, flows that left without masquerading, and flows
 // from outside into a sandbox. Allowed flows go on: without its entry a packet of the server
 // would be the host's own, which resets the connection. Flows of sandboxes that are not
-// registered go on if known is false: Register judges them.
-func (e *Engine) closeSuspects(known bool) {
+// registered go on if known is false: Register judges them, or Recovered. If locked, the lock
+// stood all the time. Then a flow that is allowed but for a lease that has ended, or is lost,
+// opened by that lease, and goes on.
+func (e *Engine) closeSuspects(known, locked bool) {
 	hosts, now := *e.hosts.Load(), time.Now()
 	n, err := e.flows.delete(matching(func(f policy.Flow, replier, receiver netip.Addr) bool {
 		if !e.cfg.Pool.Contains(f.Src) {
@@ -314,7 +316,10 @@ func (e *Engine) closeSuspects(known bool) {
 		if s == nil {
 			return known
 		}
-		action, _ := e.decideBy(s, f, func(a netip.Addr) []string { return s.leases.Of(a, now, true) })
+		action, why := e.decideBy(s, f, func(a netip.Addr) []string { return s.leases.Of(a, now, locked) })
+		if locked && action == policy.Deny && why.Cause != policy.ByBlock && !s.leases.Whole() && s.policy.Load().SomeName(f) {
+			return false
+		}
 		return action == policy.Deny || action == policy.Proxy && replier == f.Dst // as in closeForbidden
 	}))
 	if err != nil {
@@ -325,12 +330,11 @@ func (e *Engine) closeSuspects(known bool) {
 
 // Recovered says that every sandbox that lives is registered: what is left of flows from the
 // time of an earlier daemon is nobody's, and ends. It is called before an address gets a new
-// owner, and may be called again.
-func Recovered(e *Engine) {
+// owner, and again after an error: until then flows of ended sandboxes may be left.
+func Recovered(e *Engine) error {
+	e.recovered.Store(true)
 	e.proxy.closeUnclaimed()
-	if err := e.closeLeftovers(); err != nil {
-		e.log.Warn("cannot find the flows of ended sandboxes: they stay until they time out", "err", err)
-	}
+	return e.closeLeftovers()
 }
 
 // closeLeftovers closes the flows of addresses that have no owner. The daemon may have
@@ -340,7 +344,7 @@ func Recovered(e *Engine) {
 func (e *Engine) closeLeftovers() error {
 	sources, err := e.sources()
 	if err != nil {
-		return err
+		return fmt.Errorf("tell which flows are of ended sandboxes: %w", err)
 	}
 	held := map[netip.Addr]bool{}
 	for _, s := range sources {
@@ -348,11 +352,11 @@ func (e *Engine) closeLeftovers() error {
 	}
 	nobodys := func(a netip.Addr) bool { return e.cfg.Pool.Contains(a) && !held[a] && e.lookup(a) == nil }
 	n, err := e.flows.delete(matching(func(f policy.Flow, _, _ netip.Addr) bool { return nobodys(f.Src) || nobodys(f.Dst) }))
-	if err != nil {
-		e.log.Warn("cannot delete conntrack entries of ended sandboxes: they stay until they time out", "err", err)
-	}
 	if n > 0 {
 		e.log.Info("flows of ended sandboxes were closed", "flows", n)
+	}
+	if err != nil {
+		return fmt.Errorf("close the flows of ended sandboxes: %w", err)
 	}
 	return nil
 }

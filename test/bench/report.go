@@ -232,8 +232,8 @@ func (t table) String() string {
 	return b.String()
 }
 
-// add puts the rows of r in the places of rows with their names and runtimes, or at the
-// end, and drops runs of which no row is left.
+// add puts the rows of r in the places of rows with their names, runtimes and baselines, or
+// at the end, and drops runs of which no row is left.
 func (t *table) add(r *Report) {
 	last := 0
 	for _, run := range t.runs {
@@ -241,8 +241,8 @@ func (t *table) add(r *Report) {
 		last = max(last, n)
 	}
 	run := r.run(last + 1)
-	type key [2]string
-	keyOf := func(row []string) key { return key{row[0], row[1]} }
+	type key [3]string
+	keyOf := func(row []string) key { return key{row[0], row[1], row[4]} }
 	fresh := map[key][][]string{}
 	measured := r.rows(run[0])
 	for _, row := range measured {

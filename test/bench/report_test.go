@@ -104,6 +104,10 @@ func TestMerge(t *testing.T) {
 			"the only row of the first run, now two", ran(3, "C", one("cold", "runsc", 8), one("cold", "runsc", 9)), true,
 			"2 B, 3 C", "cold runc 6 ms 2, cold runsc 8 ms 3, cold runsc 9 ms 3, list - 7 ms 2, new - 5 ms 2",
 		},
+		{
+			"a row with another baseline", ran(3, "E", row("cold", "runsc", "ms", []float64{11}, "podman", []float64{12}, goal{})), true,
+			"2 B, 3 C, 4 E", "cold runc 6 ms 2, cold runsc 8 ms 3, cold runsc 9 ms 3, list - 7 ms 2, new - 5 ms 2, cold runsc 11 ms 4",
+		},
 		{"a whole run", ran(4, "D", one("list", "-", 10)), false, "1 D", "list - 10 ms 1"},
 	} {
 		if err := step.run.document(path, step.merge); err != nil {

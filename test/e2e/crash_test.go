@@ -318,8 +318,8 @@ func TestKillInNewPool(t *testing.T) {
 		t.Run(point, func(t *testing.T) {
 			state := filepath.Join(t.TempDir(), "state")
 			h := connect(t, daemontest.Prepare(t, daemontest.Options{StateDir: state, Pool: pool.BtrfsLoop, PoolSize: "1Gi"}))
-			if err := h.StartArmed(point + "=kill"); err == nil {
-				t.Fatalf("the first start never passed %s", point)
+			if err := h.StartArmed(point + "=kill"); err == nil || !strings.HasSuffix(err.Error(), "signal: killed") {
+				t.Fatalf("the first start was not killed at %s: %v; it said:\n%s", point, err, h.Log())
 			}
 			h.Start()
 			daemontest.Image(t, h.Daemon, "base")

@@ -69,8 +69,6 @@ type Offer struct {
 	// NormalName returns a domain name as rules have it; "*." may stand before it.
 	// (policy.NormalName) Nil: names are written in lower case, and that is all.
 	NormalName func(string) (string, error)
-	// Opens says why a rule that allows something opens nothing. (policy.Opens) Nil: none does.
-	Opens func(record.Rule) error
 	// HostAddress reports whether an address is one of this host's own. (egress.Engine)
 	// Nil: none is known.
 	HostAddress func(netip.Addr) bool
@@ -101,9 +99,6 @@ func (o *Offer) Complete() {
 	}
 	if o.NormalName == nil {
 		o.NormalName = func(s string) (string, error) { return strings.ToLower(s), nil }
-	}
-	if o.Opens == nil {
-		o.Opens = func(record.Rule) error { return nil }
 	}
 	if o.HostAddress == nil {
 		o.HostAddress = func(netip.Addr) bool { return false }

@@ -45,8 +45,8 @@ func (o *Offer) SetPolicy(t *record.Terms, p wire.NetworkPolicy) error {
 }
 
 // parseSent parses a policy that a client sent. In difference to parsePolicy it refuses
-// rules that allow an address of this host, or open nothing: a policy of long ago may have
-// such rules, because the host got the address since, or an older release took them.
+// rules that allow an address of this host: a policy of long ago may have such rules,
+// because the host got the address since.
 func (o *Offer) parseSent(raw []byte) (record.Network, error) {
 	n, err := o.parsePolicy(raw)
 	for i := 0; i < len(n.Rules) && err == nil; i++ {
@@ -57,12 +57,9 @@ func (o *Offer) parseSent(raw []byte) (record.Network, error) {
 	return n, err
 }
 
-// reachable refuses a rule that opens nothing, or allows nothing but an address of this host.
-// Ranges that contain one are fine: they open the rest.
+// reachable refuses a rule that allows nothing but an address of this host. Ranges that
+// contain one are fine: they open the rest.
 func (o *Offer) reachable(r record.Rule) error {
-	if err := o.Opens(r); err != nil {
-		return err
-	}
 	if a := r.Prefix.Addr(); r.Allow && r.Prefix.IsSingleIP() && o.HostAddress(a) {
 		return errs.New(errs.Invalid, "%s is an address of this host, and a sandbox never reaches its host, whatever its rules say; "+
 			"run the service on another machine, or let a program of this host connect to a port of the sandbox", a)

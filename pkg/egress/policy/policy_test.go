@@ -376,6 +376,7 @@ func TestResolves(t *testing.T) {
 	}{
 		{"rules", []string{"pypi.org:443"}, "pypi.org", true, "allow pypi.org:443"},
 		{"rules", []string{"pypi.org:443"}, "www.pypi.org", false, "default"},
+		{"rules", []string{"dns.test:853"}, "dns.test", true, "allow dns.test:853"}, // its port opens by address
 		{"rules", []string{"*.pypi.org"}, "www.pypi.org", true, "allow *.pypi.org"},
 		{"rules", []string{"*.pypi.org"}, "a.b.pypi.org", true, "allow *.pypi.org"},
 		{"rules", []string{"*.pypi.org"}, "pypi.org", false, "default"},
@@ -438,6 +439,8 @@ func TestDecideNames(t *testing.T) {
 		{"rules", []string{"pypi.org"}, "1.1.1.1:443/tcp", "", Proxy, "", false},
 		{"rules", []string{"pypi.org"}, "1.1.1.1:443/udp", "pypi.org", Deny, "", false},
 		{"rules", []string{"pypi.org"}, "1.1.1.1:853/tcp", "pypi.org", Deny, "", false},
+		{"rules", []string{"pypi.org:853"}, "1.1.1.1:853/tcp", "pypi.org", Deny, "", false},
+		{"rules", []string{"pypi.org:853", "1.1.1.1:853"}, "1.1.1.1:853/tcp", "pypi.org", Allow, "", false},
 		{"rules", []string{"pypi.org"}, "1.1.1.1:22/tcp", "pypi.org", Allow, "", false},
 		{"rules", []string{"pypi.org"}, "1.1.1.1:22/tcp", "evil.org", Deny, "", false},
 		{"rules", []string{"pypi.org"}, "1.1.1.1:22/tcp", "", Deny, "", false},
@@ -480,52 +483,6 @@ func TestDecideNames(t *testing.T) {
 		}
 		if passes, why := p.DecideName(f, c.name); got == Proxy && passes != c.passes {
 			t.Errorf("%s %v: %s to %q: %v (%s); want %v", c.mode, c.rules, c.flow, c.name, passes, why.Text, c.passes)
-		}
-	}
-}
-
-// TestOpens: a rule by name is refused where no flow is ever opened by it, and is in force as
-// before where it is stored.
-func TestOpens(t *testing.T) {
-	dst := netip.MustParseAddr("203.0.113.7")
-	for rule, want := range map[string]string{
-		"pypi.org:443/udp":         "write pypi.org:443",
-		"*.pypi.org:443-443/udp":   "write *.pypi.org:443",
-		"pypi.org:853":             "port 853 is DNS over TLS",
-		"pypi.org:853/tcp":         "port 853 is DNS over TLS",
-		"pypi.org:853/udp":         "port 853 is DNS over TLS",
-		"!pypi.org:853":            "",
-		"!pypi.org:443/udp":        "",
-		"pypi.org:443":             "",
-		"pypi.org:443/tcp":         "",
-		"pypi.org:440-443/udp":     "",
-		"pypi.org:850-853":         "",
-		"pypi.org":                 "",
-		"pypi.org/udp":             "",
-		"203.0.113.7:853":          "",
-		"203.0.113.0/24:443/udp":   "",
-		"xn--bcher-kva.example:53": "",
-	} {
-		n := rules(t, record.NetworkRules, rule)
-		err := Opens(n.Rules[0])
-		if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || errs.CodeOf(err) != errs.Invalid) {
-			t.Errorf("%s: %v, want %q", rule, err, want)
-		}
-		p, cerr := Compile(Host{}, n)
-		if cerr != nil {
-			t.Fatalf("%s: %v", rule, cerr)
-		}
-		// The first port of the rule, by each protocol that has ports, and each of its names.
-		opened := false
-		for _, proto := range []string{"tcp", "udp"} {
-			f := Flow{Dst: dst, Proto: protocols[proto], Port: n.Rules[0].Ports[0]}
-			name := strings.Replace(n.Rules[0].Name, "*", "a", 1)
-			allow, _ := p.DecideName(f, name)
-			action, _ := p.Decide(f, []string{name})
-			opened = opened || allow || action == Allow
-		}
-		if opened == (err != nil) && n.Rules[0].Allow {
-			t.Errorf("%s: opens something: %v, and the error is %v", rule, opened, err)
 		}
 	}
 }

@@ -126,23 +126,6 @@ func parseTarget(s string) (netip.Prefix, string, error) {
 	return netip.Prefix{}, name, err
 }
 
-// Opens says why a rule that allows a name opens no flow, whatever else a policy has: its one
-// port is where the protocol hides the name. A rule that is stored may be such a rule and has
-// no effect there: nobody is cut off because of it. So whoever takes a new rule calls this,
-// and Compile does not.
-func Opens(r record.Rule) error {
-	f := Flow{Proto: protocols[r.Proto], Port: r.Ports[0]}
-	if !r.Allow || r.Name == "" || r.Ports[0] != r.Ports[1] || !f.hides() {
-		return nil
-	}
-	what, instead := "UDP to port 443 is QUIC", "write "+r.Name+":443, by which clients come that get no answer to QUIC"
-	if f.Port != 443 {
-		what, instead = "port 853 is DNS over TLS", "leave it out, and let clients ask DNS at port 53, where sandboxd's resolver answers"
-	}
-	return errs.New(errs.Invalid, "the rule %q would open nothing: %s, nobody can see there which server a client means, and so no "+
-		"rule by name opens it; %s; or allow the address of the server", short(r.String()), what, instead)
-}
-
 // short is s, shortened for an error: a client may send any length.
 func short(s string) string { return s[:min(len(s), 80)] }
 

@@ -8,7 +8,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sandboxd/sandboxd/internal/failpoint"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
@@ -35,9 +34,9 @@ const (
 // a chunk of metadata before Fill looks again.
 func leftFree(size int64) int64 { return size/4 + min(size*3/16, 1<<30) }
 
-// writeFirst writes zeros to the first eighth of a new file. It ends early when the time
+// writeFirst writes zeros to the first eighth of a new file. It ends early when limit
 // is over, or the file system below has no direct I/O: Fill does the rest.
-func writeFirst(ctx context.Context, path string, bytes int64) error {
+func writeFirst(ctx context.Context, path string, bytes int64, limit time.Duration) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_DIRECT, 0)
 	if errors.Is(err, unix.EINVAL) {
 		return nil
@@ -51,12 +50,9 @@ func writeFirst(ctx context.Context, path string, bytes int64) error {
 		return fmt.Errorf("mmap: %w", err)
 	}
 	defer unix.Munmap(zeros) //nolint:errcheck // it is mapped
-	end := time.Now().Add(firstTime)
+	end := time.Now().Add(limit)
 	for at := int64(0); at+piece <= min(bytes/8, firstPart) && time.Now().Before(end) && ctx.Err() == nil; at += piece {
 		if _, err := f.WriteAt(zeros, at); err != nil {
-			return err
-		}
-		if err := failpoint.Pass("pool:write"); err != nil {
 			return err
 		}
 	}

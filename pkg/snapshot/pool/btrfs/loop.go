@@ -116,8 +116,8 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 }
 
 // FailpointNames lists the steps in which a new pool is made, for tests that kill the daemon
-// at each of them: a part of the file is written, it is about to get a file system, it has
-// one, and it has its name.
+// at each of them: the file has its blocks, it is about to get a file system, it has one, and
+// it has its name.
 func FailpointNames() []string { return []string{"pool:write", "pool:mkfs", "pool:name", "pool:mount"} }
 
 // reserve gives the new file f all its blocks.
@@ -154,13 +154,16 @@ func (b *LoopPool) reserve(ctx context.Context, f *os.File) error {
 // them written as zeros without writing, all are; elsewhere the first part is.
 func allocate(ctx context.Context, f *os.File, bytes int64) error {
 	const writeZeroes = 0x80 // FALLOC_FL_WRITE_ZEROES
-	if err := unix.Fallocate(int(f.Fd()), writeZeroes, 0, bytes); !errors.Is(err, unix.EOPNOTSUPP) {
+	err := unix.Fallocate(int(f.Fd()), writeZeroes, 0, bytes)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		if err = unix.Fallocate(int(f.Fd()), 0, 0, bytes); err == nil {
+			err = writeFirst(ctx, f.Name(), bytes, firstTime)
+		}
+	}
+	if err != nil {
 		return err
 	}
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, bytes); err != nil {
-		return err
-	}
-	return writeFirst(ctx, f.Name(), bytes)
+	return failpoint.Pass("pool:write")
 }
 
 func (b *LoopPool) mount() error {

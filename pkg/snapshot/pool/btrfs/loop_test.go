@@ -202,16 +202,37 @@ func TestMakeOnFullDisk(t *testing.T) {
 	}
 }
 
+// smallExt4 mounts an ext4 of so many bytes until t ends. It has direct I/O, which tmpfs has
+// since Linux 6.6 only.
+func smallExt4(t *testing.T, bytes int64) (dir string) {
+	t.Helper()
+	image, dir := filepath.Join(t.TempDir(), "ext4.img"), t.TempDir()
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, bytes)); err != nil {
+		t.Fatal(err)
+	}
+	for _, argv := range [][]string{{"mkfs.ext4", "-q", image}, {"mount", "-o", "loop", image, dir}} {
+		if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(argv, " "), err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount the ext4 at %s: %v", dir, err)
+		}
+	})
+	return dir
+}
+
 // TestFullWhileWritten: the disk is full while the first part of a file is written, which is
 // possible where an allocation is no promise (thin provisioning): writeFirst says so. Where
 // make is refused although there was room, its error says by what, and nothing is left.
 func TestFullWhileWritten(t *testing.T) {
 	hosttest.Root(t)
-	sparse := filepath.Join(hosttest.SmallDisk(t, "size=16m"), "sparse")
+	sparse := filepath.Join(smallExt4(t, 16<<20), "sparse")
 	if err := os.WriteFile(sparse, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeFirst(t.Context(), sparse, minPool); !errors.Is(err, unix.ENOSPC) {
+	if err := writeFirst(t.Context(), sparse, minPool, time.Hour); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("the first 32 of 256 MiB on a disk of 16: %v", err)
 	}
 	dir := t.TempDir()
