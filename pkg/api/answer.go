@@ -95,14 +95,22 @@ func decodeBody(w http.ResponseWriter, r *http.Request, b []byte, v any) error {
 	return nil
 }
 
+// maybeJSON reports whether a body of this Content-Type is read as JSON. curl(1) calls any data
+// a form, and some programs call it nothing.
+func maybeJSON(kind string) bool {
+	kind, _, _ = strings.Cut(strings.ToLower(kind), ";")
+	kind = strings.TrimSpace(kind)
+	return kind == "" || kind == "application/json" || strings.HasSuffix(kind, "+json") || kind == "application/x-www-form-urlencoded"
+}
+
 // readBody reads a body of at most maxBody bytes.
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if weak.Off(weak.Bodies) {
 		return io.ReadAll(r.Body)
 	}
-	if kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), "/"); strings.EqualFold(kind, "multipart") {
+	if kind := r.Header.Get("Content-Type"); !maybeJSON(kind) {
 		return nil, httperr.New(http.StatusUnsupportedMediaType, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
-			"the body is a form of several parts; send JSON, with Content-Type: application/json")
+			"the body is said to be %q; send JSON, with Content-Type: application/json", httperr.Clip(kind, 80))
 	}
 	tooLarge := func() error {
 		return httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,

@@ -264,11 +264,12 @@ func TestHugeBody(t *testing.T) {
 	}
 }
 
-// TestForm: a form is refused before anything reads it as JSON.
-func TestForm(t *testing.T) {
+// TestContentType: what is no JSON is refused before anything reads it as JSON.
+func TestContentType(t *testing.T) {
 	w := newWorld(t)
 	for kind, want := range map[string]int{
 		"multipart/form-data": 415, "Multipart/mixed; boundary=x": 415, "application/x-www-form-urlencoded": 202, "": 202,
+		"text/plain; charset=utf-8": 415, "application/JSON;charset=utf-8": 202, "application/merge-patch+json": 202,
 	} {
 		req, err := http.NewRequest("POST", w.url+"/v1/sandboxes", strings.NewReader(`{"image":{"uri":"python"},"entrypoint":["x"]}`))
 		if err != nil {

@@ -56,7 +56,7 @@ func TestReachSteps(t *testing.T) {
 			c.Write([]byte{21, 3, 3, 0, 2, 2, code}) //nolint:errcheck // a fatal alert
 		}
 	}
-	reads := func(c net.Conn) { c.Read(make([]byte, 14)) } //nolint:errcheck // the test sees it
+	reads := func(c net.Conn) { c.Read(make([]byte, 14)) }  //nolint:errcheck // the test sees it
 	ends := func(c net.Conn) { c.Read(make([]byte, 4096)) } //nolint:errcheck // what is unread makes the end a reset
 	ctx, asked := t.Context(), make(chan []byte, 1)
 	for name, c := range map[string]struct {
