@@ -331,6 +331,7 @@ func (k *ownChild) configure(ctx context.Context, line *child.Conn) bool {
 	defer k.configuring.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, configLimit)
 	defer cancel()
+	defer context.AfterFunc(ctx, func() { line.Close() })() // which ends a write for which the child does not read
 	c, err := k.config()
 	if err == nil {
 		err = c.Send(ctx, line)
