@@ -52,10 +52,12 @@ func (e *Engine) closeForbidden(s *sandbox, old *policy.Policy, lost bool) error
 	return e.table.Send(requests)
 }
 
-// cut resets a flow on both sides. The child sees the ends.
+// cut resets a flow on both sides, and ends what it dials. The child sees the ends.
 //
 // Preconditions: p.mu is held.
 func (p *proxy) cut(x *proxied) {
+	x.cut = true
+	x.stop()
 	x.guest.Reset()
 	for _, o := range x.to {
 		o.Reset()

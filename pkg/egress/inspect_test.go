@@ -700,6 +700,13 @@ func TestOwnChildLies(t *testing.T) {
 			t.Errorf("message %d, %s of flow %d: %+v, %v; want %d", c.kind, c.name, c.flow, o, err, c.result)
 		}
 	}
+	e.proxy.mu.Lock() // as if the daemon cut the flow while it dials
+	e.proxy.cut(x)
+	err := e.proxy.add(x, question{heads.Open{Flow: x.number, Kind: heads.TLS, Name: "api.test"}, true}, &outward{})
+	e.proxy.mu.Unlock()
+	if !errors.Is(err, errGone) || x.ctx.Err() == nil {
+		t.Errorf("a socket for a flow that was cut: %v", err)
+	}
 	if v, err := terminate.ParseValue(call(terminate.KindValue, []byte("token")).Body); err != nil || len(v.Bytes) > 0 || v.Text == "" {
 		t.Errorf("the value of a credential that no source has: %v", err)
 	}

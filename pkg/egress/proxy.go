@@ -89,6 +89,7 @@ type proxied struct {
 	line   *child.Conn // of the child that has it, or nil
 	guest  child.Socket
 	slot   int // in the file of its child
+	cut    bool // it gets no socket any more, and ends when its child says so
 	asks   int
 	next   uint32
 	to     map[uint32]*outward
@@ -298,13 +299,13 @@ func (p *proxy) end(x *proxied, cut bool) {
 	p.forgo(x)
 }
 
-// alive reports whether a flow goes on: it has not ended, and its sandbox is registered.
+// alive reports whether a flow goes on: it has not ended, nor is cut, and its sandbox is registered.
 // Unregister calls closeAll when lookup does not find the sandbox any more, so a flow that
 // is alive while p.mu is held is one that closeAll will see.
 //
 // Preconditions: p.mu is held.
 func (p *proxy) alive(x *proxied) bool {
-	return p.flows[x.number] == x && p.e.lookup(x.s.addr) == x.s
+	return p.flows[x.number] == x && !x.cut && p.e.lookup(x.s.addr) == x.s
 }
 
 // finish ends a connection that the child says it has closed, whether it has or not, and
