@@ -131,6 +131,8 @@ func (p *proxy) closeForbidden(s *sandbox, old *policy.Policy, lost bool) (spare
 				} else if !allow {
 					return true
 				}
+			case p.e.doubts(s, x.flow, o.name, o.free):
+				return true
 			default:
 				if allow, _ := pol.DecideName(x.flow, o.name); !allow || s.marks(x.flow, o.kind, o.name) {
 					return true

@@ -621,6 +621,11 @@ func TestInspectedByDefault(t *testing.T) {
 			t.Errorf("%+v: %+v, %v", c.t, x, err)
 		}
 	}
+	e.lookup(addr(0)).leases.Add("open.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
+	honest, lies := s.mustBrowse(site+":443", "open.test", false), s.mustBrowse(otherSite+":443", "open.test", false)
+	s.set(rules(t, record.NetworkOpen, "!denied.test"), "t0ken", "bound.test", "far.test")
+	isReset(t, "a connection by a name that has not its address, when a rule denies a name", lies.Conn)
+	honest.answers(t, "GET", "/", 200, "ok")
 }
 
 // TestOwnChildLies: a child that was taken over gets certificates and sockets only for what is
@@ -702,7 +707,7 @@ func TestOwnChildLies(t *testing.T) {
 	}
 	e.proxy.mu.Lock() // as if the daemon cut the flow while it dials
 	e.proxy.cut(x)
-	err := e.proxy.add(x, question{heads.Open{Flow: x.number, Kind: heads.TLS, Name: "api.test"}, true}, &outward{})
+	err := e.proxy.add(x, question{Open: heads.Open{Flow: x.number, Kind: heads.TLS, Name: "api.test"}, dial: true}, &outward{})
 	e.proxy.mu.Unlock()
 	if !errors.Is(err, errGone) || x.ctx.Err() == nil {
 		t.Errorf("a socket for a flow that was cut: %v", err)

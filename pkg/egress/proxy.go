@@ -107,12 +107,14 @@ type outward struct {
 	name  string
 	slot  int  // like that of proxied
 	dial  bool // for what the child has decrypted
+	free  bool // like that of question
 }
 
 // A question is what a child asks of a flow.
 type question struct {
 	heads.Open
 	dial bool // by KindDial: for what it has decrypted, and judged
+	free bool // allowsAny held, so nobody has looked whether the name has the address
 }
 
 func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
@@ -389,7 +391,7 @@ func (p *proxy) said(line *child.Conn, m child.Message) bool {
 	switch m.Kind {
 	case heads.KindOpen, heads.KindDial:
 		o, err := heads.ParseOpen(m.Body)
-		q := question{o, m.Kind == heads.KindDial}
+		q := question{Open: o, dial: m.Kind == heads.KindDial}
 		if err != nil || q.dial && (o.Name == "" || o.Kind != heads.TLS && o.Kind != heads.HTTP) {
 			return false
 		}
