@@ -207,7 +207,7 @@ func (p *proxy) take(run context.Context, c *net.TCPConn) {
 	if x.s.own.Load() != nil {
 		limit = ownStart
 	}
-	ctx, cancel := context.WithTimeout(run, limit)
+	ctx, cancel := context.WithTimeout(x.ctx, limit)
 	defer cancel()
 	line, err := x.s.line(ctx, p.child)
 	if err == nil {
@@ -221,7 +221,7 @@ func (p *proxy) take(run context.Context, c *net.TCPConn) {
 	}
 	if err != nil {
 		p.log.Debug("hand a connection to the child", "sandbox", x.s.id, "err", err)
-		if own := x.s.own.Load(); own != nil && run.Err() == nil && !errors.Is(err, errGone) {
+		if own := x.s.own.Load(); own != nil && x.ctx.Err() == nil && !errors.Is(err, errGone) {
 			own.tell(InspectEvent{Kind: InspectNoChild, Text: "its connections by name are reset: " + err.Error()})
 		}
 		p.mu.Lock()
