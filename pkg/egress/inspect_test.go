@@ -641,6 +641,11 @@ func TestOwnChildLies(t *testing.T) {
 	s.mustBrowse(site+":443", "api.test", true)
 	x := w.onlyProxied(e)
 	neighbour.mustBrowse(site+":443", "api.test", true)
+	e.proxy.mu.Lock()
+	if n, all := e.proxy.heads, len(e.proxy.flows); n != 0 || all != 2 {
+		t.Errorf("%d of %d connections count for the child that all share", n, all)
+	}
+	e.proxy.mu.Unlock()
 	own := e.lookup(addr(0)).own.Load()
 	// From here on the test is the child of x.
 	take := func() *child.Conn {

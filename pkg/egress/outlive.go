@@ -376,6 +376,7 @@ func (p *proxy) enter(h *hand, entries map[int]flowfile.Entry, sockets map[uint6
 		x.ctx, x.stop = context.WithCancel(context.Background())
 		found[x.number], p.flows[x.number] = x, x
 		p.of[x.s]++
+		p.heads++
 		h.flows++
 	}
 	for slot, e := range entries {
