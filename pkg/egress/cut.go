@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
 	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
@@ -52,14 +54,58 @@ func (e *Engine) closeForbidden(s *sandbox, old *policy.Policy, lost bool) error
 	return e.table.Send(requests)
 }
 
-// cut resets a flow on both sides. The child sees the ends.
+// cut resets a flow on both sides, and ends what it dials. The child sees the ends.
 //
 // Preconditions: p.mu is held.
 func (p *proxy) cut(x *proxied) {
+	x.cut = true
+	x.stop()
 	x.guest.Reset()
 	for _, o := range x.to {
 		o.Reset()
 	}
+}
+
+// end closes the descriptors of a flow, with a reset if the child did not end it.
+//
+// Preconditions: p.mu is held.
+func (p *proxy) end(x *proxied, cut bool) {
+	delete(p.flows, x.number)
+	if p.of[x.s]--; p.of[x.s] == 0 {
+		delete(p.of, x.s)
+	}
+	if !x.own {
+		p.heads--
+	}
+	x.stop()
+	if cut {
+		p.cut(x)
+	}
+	for number := range x.to {
+		p.endOutward(x, number)
+	}
+	finish(x.guest)
+	p.forgo(x)
+}
+
+// alive reports whether a flow goes on: it has not ended, nor is cut, and its sandbox is registered.
+// Unregister calls closeAll when lookup does not find the sandbox any more, so a flow that
+// is alive while p.mu is held is one that closeAll will see.
+//
+// Preconditions: p.mu is held.
+func (p *proxy) alive(x *proxied) bool {
+	return p.flows[x.number] == x && !x.cut && p.e.lookup(x.s.addr) == x.s
+}
+
+// finish ends a connection that the child says it has closed, whether it has or not, and
+// closes the descriptor. What was written before still arrives.
+func finish(c child.Socket) {
+	if l, err := unix.GetsockoptLinger(int(c), unix.SOL_SOCKET, unix.SO_LINGER); err == nil && l.Onoff != 0 {
+		c.Reset() // the child wants that: the other side must not take it for an orderly end
+	} else {
+		unix.Shutdown(int(c), unix.SHUT_RDWR) //nolint:errcheck // it has ended
+	}
+	c.Close() //nolint:errcheck // nothing is written
 }
 
 // drop resets all flows of a child that has died.
@@ -129,6 +175,8 @@ func (p *proxy) closeForbidden(s *sandbox, old *policy.Policy, lost bool) (spare
 				} else if !allow {
 					return true
 				}
+			case p.e.doubts(s, x.flow, o.name, o.free):
+				return true
 			default:
 				if allow, _ := pol.DecideName(x.flow, o.name); !allow || s.marks(x.flow, o.kind, o.name) {
 					return true

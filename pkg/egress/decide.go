@@ -175,7 +175,7 @@ func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o question
 	if !allow || o.Name == "" || slices.Contains(s.leased(f.Dst), o.Name) {
 		return allow, why, nil
 	}
-	if !o.dial && p.e.allowsAny(s, f) {
+	if o.free {
 		return true, why, nil
 	}
 	// DNS has not answered the sandbox so: it may know the address from elsewhere, which is
@@ -212,6 +212,12 @@ func (p *proxy) decide(s *sandbox, f policy.Flow, o question) (bool, policy.Reas
 		return pol.DecideSome(f, o.Name) // the child judges each request
 	}
 	return pol.DecideName(f, o.Name)
+}
+
+// doubts reports whether the name of a flow wants a look at its address now, which it has had none
+// of: see question.free. DNS may have answered the sandbox so meanwhile, or before.
+func (j *judge) doubts(s *sandbox, f policy.Flow, name string, free bool) bool {
+	return free && name != "" && !j.allowsAny(s, f) && !slices.Contains(s.leases.Of(f.Dst, time.Now(), true), name)
 }
 
 // says reports whether the client of a flow that began so says a name, or none where it should.
@@ -260,6 +266,7 @@ func (p *proxy) opened(ctx context.Context, x *proxied, o question) (heads.Opene
 		p.mu.Unlock()
 		return heads.Opened{Result: heads.Inspect}, nil
 	}
+	o.free = !o.dial && p.e.allowsAny(x.s, f)
 	allow, why, err := p.judge(ctx, x.s, f, o)
 	if err != nil {
 		p.log.Debug("a connection by name", "sandbox", x.s.id, "err", err)
@@ -327,12 +334,12 @@ func (p *proxy) checked(x *proxied, o question, why policy.Reason) (bool, policy
 		if allow, now := p.decide(x.s, x.flow, o); !allow {
 			return false, now
 		}
-		if x.s.marks(x.flow, o.Kind, o.Name) {
+		if x.s.marks(x.flow, o.Kind, o.Name) || p.e.doubts(x.s, x.flow, o.Name, o.free) {
 			return false, policy.Reason{Cause: policy.ByRule, Text: "the rules for this name have just changed"}
 		}
 	}
 	for number, out := range x.to {
-		out.kind, out.name = o.Kind, o.Name
+		out.kind, out.name, out.free = o.Kind, o.Name, o.free
 		if err := p.hands[x.line].set(x, number, out); err != nil {
 			p.log.Error("cannot write down a flow by name; sandboxd ends it", "sandbox", x.s.id, "err", err)
 			p.cut(x)
@@ -360,7 +367,7 @@ func (p *proxy) connect(ctx context.Context, x *proxied, o question) (*net.TCPCo
 	}
 	to := netip.AddrPortFrom(x.flow.Dst, x.flow.Port)
 	c, copied, err := p.dial(ctx, x, to)
-	out := &outward{Socket: copied, tuple: tupleOfTCP{sentFrom(copied), to}, kind: o.Kind, name: o.Name, dial: o.dial}
+	out := &outward{Socket: copied, tuple: tupleOfTCP{sentFrom(copied), to}, kind: o.Kind, name: o.Name, dial: o.dial, free: o.free}
 	if err != nil {
 		err = fmt.Errorf("the server does not answer: %w", err)
 	}
@@ -391,7 +398,8 @@ func (p *proxy) add(x *proxied, o question, out *outward) error {
 	case len(x.to) >= proxySockets:
 		return errSockets
 	}
-	if allow, _ := p.decide(x.s, x.flow, o); !allow && !weak.Off(weak.Proxy) || !o.dial && x.s.marks(x.flow, o.Kind, o.Name) {
+	allow, _ := p.decide(x.s, x.flow, o)
+	if !allow && !weak.Off(weak.Proxy) || !o.dial && x.s.marks(x.flow, o.Kind, o.Name) || p.e.doubts(x.s, x.flow, o.Name, o.free) {
 		return errors.New("the policy has changed")
 	}
 	if err := p.hands[x.line].put(p.log, x, x.next+1, out); err != nil {

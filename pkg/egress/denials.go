@@ -134,6 +134,23 @@ func (d *denials) putInspect(n InspectEvent) {
 	}
 }
 
+// tell reports an event, as often as its notes let pass. The log has its names only.
+func (k *ownChild) tell(notes *terminate.Notes, e InspectEvent) {
+	if !notes.May(time.Now()) {
+		return
+	}
+	e.ID, e.Text = k.s.id, e.Text[:min(len(e.Text), maxEventText)]
+	k.p.log.Info("inspect", "sandbox", e.ID, "kind", e.Kind, "host", e.Host, "binding", e.Binding, "credential", e.Credential)
+	k.p.e.putInspect(e)
+}
+
+// warn logs what a child can cause, as often as its notes let pass.
+func (k *ownChild) warn(text string, args ...any) {
+	if k.notes.May(time.Now()) {
+		k.p.log.With("sandbox", k.s.id).Warn(text, args...)
+	}
+}
+
 // put reports a denial, unless the receiver is too slow.
 func (d *denials) put(n Denial) {
 	select {

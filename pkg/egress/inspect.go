@@ -131,11 +131,13 @@ func (s *sandbox) withBindings(f policy.Flow, a policy.Action, why policy.Reason
 
 // An ownChild is the child terminate of one sandbox.
 type ownChild struct {
-	p      *proxy
-	s      *sandbox
-	ctx    context.Context // ends with it
-	stop   context.CancelFunc
-	notes  terminate.Notes // of its life, however often the child starts
+	p    *proxy
+	s    *sandbox
+	ctx  context.Context // ends with it
+	stop context.CancelFunc
+	// Of its life, however often the child starts: secrets for events about those.
+	notes, secrets terminate.Notes
+
 	leafs  turns
 	values turns
 
@@ -331,6 +333,7 @@ func (k *ownChild) configure(ctx context.Context, line *child.Conn) bool {
 	defer k.configuring.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, configLimit)
 	defer cancel()
+	defer context.AfterFunc(ctx, func() { line.Close() })() // which ends a write for which the child does not read
 	c, err := k.config()
 	if err == nil {
 		err = c.Send(ctx, line)
@@ -385,12 +388,16 @@ func (k *ownChild) handle(line *child.Conn, m child.Message) {
 	case terminate.KindNote:
 		var n terminate.Note
 		if n, err = terminate.ParseNote(m.Body); err == nil {
-			k.tell(InspectEvent{Kind: kindsOfNotes[n.Kind], Host: n.Name, Text: n.Text})
+			k.tell(&k.notes, InspectEvent{Kind: kindsOfNotes[n.Kind], Host: n.Name, Text: n.Text})
 		}
 	case terminate.KindEvent:
 		var e terminate.Event
 		if e, err = terminate.ParseEvent(m.Body); err == nil {
-			k.tell(InspectEvent{
+			notes := &k.notes
+			if e.Kind.OfSecret() {
+				notes = &k.secrets
+			}
+			k.tell(notes, InspectEvent{
 				Kind: kindsOfEvents[e.Kind], Host: e.Host, Method: e.Method, Binding: e.Binding, Credential: e.Credential,
 				Place: e.Place, Text: e.Text,
 			})
@@ -474,22 +481,5 @@ func (k *ownChild) value(line *child.Conn, m child.Message, name string) {
 	})
 	if !ok {
 		answer(terminate.Value{Text: "too many values are asked for at once"})
-	}
-}
-
-// tell reports an event, as often as the notes of the child let pass. The log has its names only.
-func (k *ownChild) tell(e InspectEvent) {
-	if !k.notes.May(time.Now()) {
-		return
-	}
-	e.ID, e.Text = k.s.id, e.Text[:min(len(e.Text), maxEventText)]
-	k.p.log.Info("inspect", "sandbox", e.ID, "kind", e.Kind, "host", e.Host, "binding", e.Binding, "credential", e.Credential)
-	k.p.e.putInspect(e)
-}
-
-// warn logs what a child can cause, as often as its notes let pass.
-func (k *ownChild) warn(text string, args ...any) {
-	if k.notes.May(time.Now()) {
-		k.p.log.With("sandbox", k.s.id).Warn(text, args...)
 	}
 }

@@ -621,6 +621,11 @@ func TestInspectedByDefault(t *testing.T) {
 			t.Errorf("%+v: %+v, %v", c.t, x, err)
 		}
 	}
+	e.lookup(addr(0)).leases.Add("open.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
+	honest, lies := s.mustBrowse(site+":443", "open.test", false), s.mustBrowse(otherSite+":443", "open.test", false)
+	s.set(rules(t, record.NetworkOpen, "!denied.test"), "t0ken", "bound.test", "far.test")
+	isReset(t, "a connection by a name that has not its address, when a rule denies a name", lies.Conn)
+	honest.answers(t, "GET", "/", 200, "ok")
 }
 
 // TestOwnChildLies: a child that was taken over gets certificates and sockets only for what is
@@ -636,6 +641,11 @@ func TestOwnChildLies(t *testing.T) {
 	s.mustBrowse(site+":443", "api.test", true)
 	x := w.onlyProxied(e)
 	neighbour.mustBrowse(site+":443", "api.test", true)
+	e.proxy.mu.Lock()
+	if n, all := e.proxy.heads, len(e.proxy.flows); n != 0 || all != 2 {
+		t.Errorf("%d of %d connections count for the child that all share", n, all)
+	}
+	e.proxy.mu.Unlock()
 	own := e.lookup(addr(0)).own.Load()
 	// From here on the test is the child of x.
 	take := func() *child.Conn {
@@ -699,6 +709,13 @@ func TestOwnChildLies(t *testing.T) {
 		if err != nil || o.Result != c.result {
 			t.Errorf("message %d, %s of flow %d: %+v, %v; want %d", c.kind, c.name, c.flow, o, err, c.result)
 		}
+	}
+	e.proxy.mu.Lock() // as if the daemon cut the flow while it dials
+	e.proxy.cut(x)
+	err := e.proxy.add(x, question{Open: heads.Open{Flow: x.number, Kind: heads.TLS, Name: "api.test"}, dial: true}, &outward{})
+	e.proxy.mu.Unlock()
+	if !errors.Is(err, errGone) || x.ctx.Err() == nil {
+		t.Errorf("a socket for a flow that was cut: %v", err)
 	}
 	if v, err := terminate.ParseValue(call(terminate.KindValue, []byte("token")).Body); err != nil || len(v.Bytes) > 0 || v.Text == "" {
 		t.Errorf("the value of a credential that no source has: %v", err)

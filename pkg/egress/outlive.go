@@ -376,6 +376,7 @@ func (p *proxy) enter(h *hand, entries map[int]flowfile.Entry, sockets map[uint6
 		x.ctx, x.stop = context.WithCancel(context.Background())
 		found[x.number], p.flows[x.number] = x, x
 		p.of[x.s]++
+		p.heads++
 		h.flows++
 	}
 	for slot, e := range entries {
@@ -388,7 +389,7 @@ func (p *proxy) enter(h *hand, entries map[int]flowfile.Entry, sockets map[uint6
 			continue
 		}
 		if s, ok := take(slot, e); ok {
-			x.to[e.Socket] = &outward{s, tupleOfTCP{sentFrom(s), e.Dst}, heads.Kind(e.Kind), e.Name, slot, false}
+			x.to[e.Socket] = &outward{Socket: s, tuple: tupleOfTCP{sentFrom(s), e.Dst}, kind: heads.Kind(e.Kind), name: e.Name, slot: slot}
 			p.outs[x.s]++
 		}
 	}

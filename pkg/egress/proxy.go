@@ -27,7 +27,7 @@ const ProxyPort = 15080
 
 const (
 	proxyConns   = 256  // open connections of a sandbox through the proxy; more are reset
-	proxyTotal   = 1024 // of all sandboxes: see proxyMemory
+	proxyTotal   = 1024 // of all sandboxes without a child of their own: see proxyMemory
 	proxySockets = 8    // to destinations, of one connection
 	proxyAsks    = 4    // questions of one connection under way
 
@@ -62,6 +62,7 @@ type proxy struct {
 	last  uint64
 	flows map[uint64]*proxied
 	of    map[*sandbox]int // how many of them
+	heads int              // how many are for the child that all share, or one of an earlier daemon
 	outs  map[*sandbox]int // sockets to destinations, those that dial included
 	gone  []tupleOfTCP     // closed since the last run of forget
 	older []tupleOfTCP     // closed before that
@@ -82,13 +83,15 @@ type tupleOfTCP struct{ local, remote netip.AddrPort }
 // proxied is one connection of a guest.
 type proxied struct {
 	s      *sandbox
+	own    bool // for the child of s alone
 	flow   policy.Flow
 	number uint64
 	ctx    context.Context // of its questions: ends when the flow, or the proxy, does
 	stop   context.CancelFunc
 	line   *child.Conn // of the child that has it, or nil
 	guest  child.Socket
-	slot   int // in the file of its child
+	slot   int  // in the file of its child
+	cut    bool // it gets no socket any more, and ends when its child says so
 	asks   int
 	next   uint32
 	to     map[uint32]*outward
@@ -106,12 +109,14 @@ type outward struct {
 	name  string
 	slot  int  // like that of proxied
 	dial  bool // for what the child has decrypted
+	free  bool // like that of question
 }
 
 // A question is what a child asks of a flow.
 type question struct {
 	heads.Open
 	dial bool // by KindDial: for what it has decrypted, and judged
+	free bool // allowsAny held, so nobody has looked whether the name has the address
 }
 
 func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
@@ -204,7 +209,7 @@ func (p *proxy) take(run context.Context, c *net.TCPConn) {
 	if x.s.own.Load() != nil {
 		limit = ownStart
 	}
-	ctx, cancel := context.WithTimeout(run, limit)
+	ctx, cancel := context.WithTimeout(x.ctx, limit)
 	defer cancel()
 	line, err := x.s.line(ctx, p.child)
 	if err == nil {
@@ -218,8 +223,8 @@ func (p *proxy) take(run context.Context, c *net.TCPConn) {
 	}
 	if err != nil {
 		p.log.Debug("hand a connection to the child", "sandbox", x.s.id, "err", err)
-		if own := x.s.own.Load(); own != nil && run.Err() == nil && !errors.Is(err, errGone) {
-			own.tell(InspectEvent{Kind: InspectNoChild, Text: "its connections by name are reset: " + err.Error()})
+		if own := x.s.own.Load(); own != nil && x.ctx.Err() == nil && !errors.Is(err, errGone) {
+			own.tell(&own.notes, InspectEvent{Kind: InspectNoChild, Text: "its connections by name are reset: " + err.Error()})
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -261,8 +266,14 @@ func (p *proxy) admit(ctx context.Context, c *net.TCPConn) (*proxied, error) {
 	if p.e.lookup(s.addr) != s || p.closes {
 		return nil, errGone
 	}
-	// No sandbox gets more than half of what is left, so a few of them do not take all.
-	if most := min(proxyConns, (proxyTotal-len(p.flows)+1)/2); p.of[s] >= most {
+	// No sandbox gets more than half of what is left, so a few of them do not take all. One with a
+	// child of its own takes only descriptors from others: three of the daemon's for each flow while
+	// it dials, so mostInspecting sandboxes take 98,304 of the 1,048,576 that sandboxd.service has.
+	most := proxyConns
+	if x.own = s.own.Load() != nil; !x.own {
+		most = min(most, (proxyTotal-p.heads+1)/2)
+	}
+	if p.of[s] >= most {
 		why := policy.Reason{Cause: policy.ByLimit, Text: fmt.Sprintf("limit of %d open connections by name", most)}
 		p.e.count(s, x.flow, "", false)
 		p.e.tellName(s, x.flow, "", why)
@@ -276,46 +287,10 @@ func (p *proxy) admit(ctx context.Context, c *net.TCPConn) (*proxied, error) {
 	x.number = p.last
 	p.flows[x.number] = x
 	p.of[s]++
+	if !x.own {
+		p.heads++
+	}
 	return x, nil
-}
-
-// end closes the descriptors of a flow, with a reset if the child did not end it.
-//
-// Preconditions: p.mu is held.
-func (p *proxy) end(x *proxied, cut bool) {
-	delete(p.flows, x.number)
-	if p.of[x.s]--; p.of[x.s] == 0 {
-		delete(p.of, x.s)
-	}
-	x.stop()
-	if cut {
-		p.cut(x)
-	}
-	for number := range x.to {
-		p.endOutward(x, number)
-	}
-	finish(x.guest)
-	p.forgo(x)
-}
-
-// alive reports whether a flow goes on: it has not ended, and its sandbox is registered.
-// Unregister calls closeAll when lookup does not find the sandbox any more, so a flow that
-// is alive while p.mu is held is one that closeAll will see.
-//
-// Preconditions: p.mu is held.
-func (p *proxy) alive(x *proxied) bool {
-	return p.flows[x.number] == x && p.e.lookup(x.s.addr) == x.s
-}
-
-// finish ends a connection that the child says it has closed, whether it has or not, and
-// closes the descriptor. What was written before still arrives.
-func finish(c child.Socket) {
-	if l, err := unix.GetsockoptLinger(int(c), unix.SOL_SOCKET, unix.SO_LINGER); err == nil && l.Onoff != 0 {
-		c.Reset() // the child wants that: the other side must not take it for an orderly end
-	} else {
-		unix.Shutdown(int(c), unix.SHUT_RDWR) //nolint:errcheck // it has ended
-	}
-	c.Close() //nolint:errcheck // nothing is written
 }
 
 // endOutward ends a socket to a destination.
@@ -388,7 +363,7 @@ func (p *proxy) said(line *child.Conn, m child.Message) bool {
 	switch m.Kind {
 	case heads.KindOpen, heads.KindDial:
 		o, err := heads.ParseOpen(m.Body)
-		q := question{o, m.Kind == heads.KindDial}
+		q := question{Open: o, dial: m.Kind == heads.KindDial}
 		if err != nil || q.dial && (o.Name == "" || o.Kind != heads.TLS && o.Kind != heads.HTTP) {
 			return false
 		}

@@ -462,7 +462,7 @@ func TestProxyEndsIdle(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.mu.Lock()
-	left := len(p.flows) + len(p.of)
+	left := len(p.flows) + len(p.of) + p.heads
 	p.mu.Unlock()
 	if left != 0 {
 		t.Errorf("%d connections are left", left)

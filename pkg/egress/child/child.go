@@ -51,6 +51,7 @@ type Outlive struct {
 type Supervisor struct {
 	cfg    Config
 	stop   context.CancelFunc
+	closed <-chan struct{} // Close was called
 	done   sync.WaitGroup
 	mu     sync.Mutex
 	conn   *Conn         // of the child that runs, or nil
@@ -76,7 +77,7 @@ func Start(ctx context.Context, cfg Config) (*Supervisor, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &Supervisor{cfg: cfg, stop: stop, change: make(chan struct{})}
+	s := &Supervisor{cfg: cfg, stop: stop, closed: run.Done(), change: make(chan struct{})}
 	n, err := s.start(run)
 	if err != nil {
 		stop()
@@ -93,7 +94,8 @@ func (s *Supervisor) Close() error {
 	return nil
 }
 
-// Conn is the line to the child that runs. While none does, it waits for the next.
+// Conn is the line to the child that runs. While none does, it waits for the next. After Close
+// the error is ErrGone.
 func (s *Supervisor) Conn(ctx context.Context) (*Conn, error) {
 	for {
 		s.mu.Lock()
@@ -104,6 +106,8 @@ func (s *Supervisor) Conn(ctx context.Context) (*Conn, error) {
 		}
 		select {
 		case <-change:
+		case <-s.closed:
+			return nil, ErrGone
 		case <-ctx.Done():
 			return nil, fmt.Errorf("the child %s does not run: %w", s.cfg.Verb, cmp.Or(fault, ctx.Err()))
 		}

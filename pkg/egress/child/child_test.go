@@ -141,10 +141,8 @@ func TestSupervisor(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := s.Conn(ctx); err == nil {
-		t.Error("a child runs after Close")
+	if c, err := s.Conn(t.Context()); !errors.Is(err, ErrGone) {
+		t.Errorf("after Close: %v, %v", c, err)
 	}
 }
 
@@ -208,6 +206,56 @@ func TestManyCalls(t *testing.T) {
 	b.Close()
 	<-a.Done()
 	if _, err := a.Call(t.Context(), 1, nil, nil); !errors.Is(err, ErrGone) {
+		t.Error(err)
+	}
+}
+
+// TestUnread: a line whose other side does not read is closed after a while, for all that write
+// there. One whose other side reads late goes on.
+func TestUnread(t *testing.T) {
+	fill := func(c *Conn) error {
+		raw, err := c.f.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var werr error
+		for raw.Control(func(fd uintptr) { _, werr = unix.Write(int(fd), make([]byte, header+64)) }) == nil && werr == nil {
+		}
+		return werr
+	}
+	c, _ := lineOf(t, 64, false)
+	c.patience = 20 * time.Millisecond
+	errs := make(chan error, 10)
+	if err := fill(c); err != unix.EAGAIN {
+		t.Fatal(err)
+	}
+	for i := range cap(errs) {
+		go func() {
+			if i%2 == 0 {
+				errs <- c.Tell(1, nil, os.Stdin)
+				return
+			}
+			_, err := c.Call(t.Context(), 1, nil, nil)
+			errs <- err
+		}()
+	}
+	for range cap(errs) {
+		if <-errs == nil {
+			t.Error("a message was written to a full line")
+		}
+	}
+	<-c.Done()
+	late, peer := lineOf(t, 64, false)
+	late.patience = time.Hour
+	if err := fill(late); err != unix.EAGAIN {
+		t.Fatal(err)
+	}
+	go func() { errs <- late.Tell(1, nil, nil) }()
+	go io.Copy(io.Discard, peer) //nolint:errcheck // ends with the line
+	if err := <-errs; err != nil {
+		t.Error("the other side read late:", err)
+	}
+	if err := late.Tell(1, nil, nil); err != nil {
 		t.Error(err)
 	}
 }

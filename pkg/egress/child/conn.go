@@ -20,6 +20,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,6 +40,11 @@ const (
 	hello   = 0x7f // the kind by which a child says that it runs
 )
 
+// readLimit is how long the daemon waits for a child to read, if the line is full of what it has
+// not read: some 200 KiB. That is much for a host that is starved, and a child that does not read
+// any more holds up no change of rules for longer.
+const readLimit = 10 * time.Second
+
 // MaxKind is the last kind that the two sides may use.
 const MaxKind = hello - 1
 
@@ -54,6 +60,8 @@ type Conn struct {
 	raw  syscall.RawConn
 	max  int  // bytes of a body that is received
 	take bool // descriptors are received
+	// patience is how long a write may wait for the other side to read; 0: for ever.
+	patience time.Duration
 
 	mu     sync.Mutex
 	last   uint32
@@ -62,13 +70,18 @@ type Conn struct {
 }
 
 // NewConn makes a Conn of a socket, which is its own from then on. It receives bodies of at
-// most max bytes, and descriptors only with take.
+// most max bytes, and descriptors only with take, as a child does. If the other side of one
+// without take does not read for readLimit, the line is closed.
 func NewConn(f *os.File, max int, take bool) (*Conn, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &Conn{f: f, raw: raw, max: max, take: take, calls: map[uint32]chan<- Message{}, closed: make(chan struct{})}, nil
+	c := &Conn{f: f, raw: raw, max: max, take: take, calls: map[uint32]chan<- Message{}, closed: make(chan struct{})}
+	if !take {
+		c.patience = readLimit
+	}
+	return c, nil
 }
 
 // Pair makes the two ends of a line, as files.
@@ -271,19 +284,33 @@ func (c *Conn) send(kind uint8, number uint32, body []byte, file syscall.Conn) e
 
 func (c *Conn) sendmsg(msg, oob []byte) error {
 	var err error
-	werr := c.raw.Write(func(fd uintptr) bool {
-		for {
+	waits := false
+	werr := c.raw.Write(func(fd uintptr) bool { // one at a time, so the deadline is this message's
+		for err = unix.EINTR; err == unix.EINTR; {
 			if oob == nil {
 				_, err = unix.Write(int(fd), msg) // a child has no other call
 			} else {
 				err = unix.Sendmsg(int(fd), msg, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 			}
-			if err != unix.EINTR {
-				return err != unix.EAGAIN
-			}
 		}
+		var derr error
+		switch full := err == unix.EAGAIN; {
+		case c.patience == 0:
+		case full && !waits:
+			waits = true
+			derr = c.f.SetWriteDeadline(time.Now().Add(c.patience))
+		case !full && waits:
+			derr = c.f.SetWriteDeadline(time.Time{})
+		}
+		if derr != nil {
+			err = derr
+		}
+		return err != unix.EAGAIN
 	})
 	switch {
+	case errors.Is(werr, os.ErrDeadlineExceeded):
+		err := fmt.Errorf("the other process has read nothing for %v, so this one closes the line", c.patience)
+		return errors.Join(err, c.Close())
 	case werr != nil && c.isClosed(), errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
 		return ErrGone
 	case werr != nil:

@@ -53,7 +53,11 @@ func (d *daemon) ask(ctx context.Context, credential string) ([]byte, error) {
 
 // Event tells the daemon of an event.
 func (d *daemon) Event(e Event) {
-	if d.i.events.May(time.Now()) {
+	notes := &d.i.events
+	if e.Kind.OfSecret() {
+		notes = &d.i.secrets
+	}
+	if notes.May(time.Now()) {
 		d.i.line.Load().Tell(KindEvent, e.cut().Append(nil), nil) //nolint:errcheck // fails if the daemon is gone
 	}
 }

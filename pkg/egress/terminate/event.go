@@ -34,6 +34,12 @@ type Event struct {
 	Text       string // of RuleDenied the rule, of Unavailable why; at most maxNote bytes
 }
 
+// OfSecret reports whether an event is about a secret, or what may be meant as one. These have
+// Notes of their own, so a guest cannot hide them behind others.
+func (k EventKind) OfSecret() bool {
+	return k == Foreign || k == WrongHost || k == WrongPlace || k == Echo
+}
+
 const (
 	maxMethod = 32
 	maxPlace  = 16

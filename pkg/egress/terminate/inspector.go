@@ -27,10 +27,12 @@ type inspector struct {
 	conf   atomic.Pointer[settings]
 	leaves leaves
 	notes  Notes
-	events Notes
-	line   atomic.Pointer[child.Conn] // to the daemon, or to the last one
-	turns  chan struct{}              // has one for each value that the daemon is asked for
-	busy   atomic.Int32               // requests under way
+	// Of events: see EventKind.OfSecret.
+	secrets, events Notes
+
+	line  atomic.Pointer[child.Conn] // to the daemon, or to the last one
+	turns chan struct{}              // has one for each value that the daemon is asked for
+	busy  atomic.Int32               // requests under way
 
 	tls   *tls.Config // to guests
 	conns chan net.Conn

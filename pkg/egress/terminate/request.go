@@ -219,7 +219,10 @@ func (i *inspector) RoundTrip(g *heads.Guest, r *http.Request, send http.RoundTr
 // What a guest is told of errors of the Judge: their texts may have values of credentials.
 var (
 	errNoJudge = &Refusal{http.StatusBadGateway, "SANDBOX::UNAVAILABLE", "sandboxd could not decide on this request, and has not sent it."}
-	errNoLook  = &Refusal{
+	errChanged = &Refusal{
+		http.StatusServiceUnavailable, "SANDBOX::UNAVAILABLE", "The rules for this name have just changed: send the request again.",
+	}
+	errNoLook = &Refusal{
 		http.StatusBadGateway, "SANDBOX::UNAVAILABLE", "sandboxd has sent this request, but could not look through the answer.",
 	}
 )
@@ -235,9 +238,13 @@ func toTell(err error, other *Refusal) error {
 // judged sends a request on if the Judge lets it pass, and shows it what comes back.
 func (i *inspector) judged(r *http.Request, to Destination, send http.RoundTripper) (*http.Response, error) {
 	pin(r, to)
-	a, err := i.conf.Load().judge.Request(r, to)
+	conf := i.conf.Load()
+	a, err := conf.judge.Request(r, to)
 	if err != nil {
 		return nil, toTell(err, errNoJudge)
+	}
+	if i.conf.Load() != conf { // it waited for a body, or a value: a credential may have been revoked
+		return nil, errChanged
 	}
 	pin(r, to)
 	r.GetBody = nil // a Judge may have set it, and Transport would send the body again

@@ -116,6 +116,50 @@ func TestBodyRefused(t *testing.T) {
 	})
 }
 
+// slowly is a Judge that tells when it has put a value in, and then waits.
+type slowly struct {
+	clerk
+	loaded  chan bool
+	release chan bool
+}
+
+func (s *slowly) Request(r *http.Request, to Destination) (Answerer, error) {
+	a, err := s.clerk.Request(r, to)
+	s.loaded <- true
+	<-s.release
+	return a, err
+}
+
+// TestChangedMeanwhile: a request does not leave with what a Config has put in that is replaced
+// before it is sent.
+func TestChangedMeanwhile(t *testing.T) {
+	s := &slowly{loaded: make(chan bool), release: make(chan bool)}
+	came := make(chan bool, 10)
+	at := newSite(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { came <- true }), false, nil)
+	d := newDesk(t, func([]byte, Daemon, Judge) (Judge, error) { return s, nil }, at.dial)
+	c := d.client(false)
+	for _, changes := range []bool{true, false} {
+		go func() {
+			<-s.loaded
+			if changes {
+				if err := (Config{Roots: public().pem()}).Send(t.Context(), d.line); err != nil {
+					t.Error(err)
+				}
+			}
+			s.release <- true
+		}()
+		resp, body := get(t, c, request(t, "GET", "https://"+host+"/", nil))
+		want := 200
+		if changes {
+			want = 503
+		}
+		if resp.StatusCode != want || changes != strings.Contains(body, "have just changed: send the request again") ||
+			changes == (len(came) > 0) {
+			t.Errorf("changed %v: %d %s, %d came", changes, resp.StatusCode, body, len(came))
+		}
+	}
+}
+
 // TestMethods: TRACE and CONNECT are refused.
 func TestMethods(t *testing.T) {
 	eachWay(t, echo, func(t *testing.T, d *desk, c *http.Client, k *clerk) {
