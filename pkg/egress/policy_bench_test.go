@@ -19,7 +19,7 @@ func manyRules(b *testing.B, n, salt int) record.Network {
 		if i%2 == 0 {
 			specs[i] = fmt.Sprintf("host%d-%d.example.org:443", salt, i)
 		} else {
-			specs[i] = fmt.Sprintf("11.%d.%d.%d:443", salt, i>>8, i&255)
+			specs[i] = fmt.Sprintf("11.%d.%d.%d:443", salt&255, i>>8, i&255)
 		}
 	}
 	return rules(b, "rules", specs...)
