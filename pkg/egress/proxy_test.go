@@ -4,16 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -27,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
 	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
@@ -41,18 +37,11 @@ const (
 	otherSite = "203.0.113.81"
 )
 
-var certificate = sync.OnceValue(func() tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
-	if err != nil {
-		panic(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-})
+// public is an authority of servers, and certificate one of its for all names below .test.
+var (
+	public      = sync.OnceValue(func() *hosttest.Authority { return hosttest.NewAuthority("public") })
+	certificate = sync.OnceValue(func() tls.Certificate { return public().Issue("*.test", time.Now().Add(time.Hour)) })
+)
 
 // sites serves at both addresses. It counts the connections that arrive.
 func (w *world) sites() *atomic.Int64 {
