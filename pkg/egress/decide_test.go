@@ -19,22 +19,13 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy/policytest"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 func rules(t testing.TB, mode record.NetworkMode, specs ...string) record.Network {
 	t.Helper()
-	n := record.Network{Mode: mode}
-	for _, s := range specs {
-		spec, deny := strings.CutPrefix(s, "!")
-		r, err := policy.ParseRule(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Allow = !deny
-		n.Rules = append(n.Rules, r)
-	}
-	return n
+	return policytest.Network(t, policy.ParseRule, mode, specs...)
 }
 
 func TestDecide(t *testing.T) {
