@@ -328,11 +328,10 @@ func TestInspected(t *testing.T) {
 	}
 	wantCame(t, came)
 	for target, want := range map[string]Explanation{
-		"api.test":  {Allowed: true, Inspected: true, Resolves: true},
-		"open.test": {Allowed: true, Resolves: true},
+		"api.test": {Judged: true}, "open.test": {}, "bound.test": {Bound: true},
 	} {
 		x, err := e.Explain(s.id, record.Network{}, Target{Name: target, Port: 443})
-		if err != nil || x.Allowed != want.Allowed || x.Inspected != want.Inspected {
+		if err != nil || !x.Allowed || x.Judged != want.Judged || x.Bound != want.Bound {
 			t.Errorf("%s: %+v, %v", target, x, err)
 		}
 	}
@@ -567,8 +566,8 @@ func TestInspectedByDefault(t *testing.T) {
 		{Target{Name: "open.test", Port: 443, Proto: "udp"}, false, hiddenFromBindings},
 	} {
 		x, err := e.Explain(s.id, record.Network{}, c.t)
-		inspected := c.t.Name == "bound.test"
-		if err != nil || x.Allowed != c.allowed || x.Inspected != inspected || c.rule != "" && x.Rule != c.rule || x.ByName {
+		bound := c.t.Name == "bound.test"
+		if err != nil || x.Allowed != c.allowed || x.Bound != bound || x.Judged || c.rule != "" && x.Rule != c.rule || x.ByName {
 			t.Errorf("%+v: %+v, %v", c.t, x, err)
 		}
 	}
