@@ -265,17 +265,7 @@ func (s *inspected) pid(pids <-chan int) int {
 func (w *world) idle(e *Engine, i int) {
 	w.t.Helper()
 	s := e.lookup(addr(i))
-	for end := time.Now().Add(patient); ; time.Sleep(time.Millisecond) {
-		e.proxy.mu.Lock()
-		n := e.proxy.of[s]
-		e.proxy.mu.Unlock()
-		if n == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			w.t.Fatalf("%d connections are left", n)
-		}
-	}
+	w.proxyEnds(e, func() (left int) { return e.proxy.of[s] })
 }
 
 func gone(pid int) bool {
