@@ -70,7 +70,9 @@ var rooms = map[string]map[string][]string{
 		"conntrack": {"nla", "policy"}, // the kernel's table of flows
 		"paths":     {},                // paths of requests, and patterns of them
 		"policy":    {"paths"},         // rules, without I/O
-		"heads":     {"child"},         // a child: the heads of connections
+		// policies of tests
+		"policy/policytest": {},
+		"heads":             {"child"}, // a child: the heads of connections
 		// a child for a sandbox with inspected hosts: it ends TLS
 		"terminate": {"child", "heads"},
 		"names":     {"child"}, // a child: DNS

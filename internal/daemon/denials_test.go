@@ -204,6 +204,26 @@ func TestExplanationOf(t *testing.T) {
 	}{
 		{egress.Explanation{Allowed: true, Rule: "allow pypi.org:443", Resolves: true}, name, "allow", "policy", "", "by the rule allow"},
 		{egress.Explanation{Allowed: true, Rule: "default", Resolves: true}, name, "allow", "policy", "", "the default is to allow"},
+		{
+			egress.Explanation{Allowed: true, Rule: "allow GET pypi.org", Judged: true},
+			name, "allow", "policy", "",
+			"by the rule allow GET pypi.org; requests there are decrypted, and the rules decide on each of them",
+		},
+		{
+			egress.Explanation{Allowed: true, Rule: "allow pypi.org", Bound: true},
+			name, "allow", "policy", "",
+			"by the rule allow pypi.org; requests there are decrypted, because a credential is bound to this host",
+		},
+		{
+			egress.Explanation{Allowed: true, Rule: "default", Bound: true},
+			name, "allow", "policy", "",
+			"the default is to allow; requests there are decrypted, because a credential is bound to this host",
+		},
+		{
+			egress.Explanation{Allowed: true, Rule: "allow GET pypi.org", Judged: true, Bound: true},
+			name, "allow", "policy", "",
+			"the rules decide on each of them, and a credential is bound to this host",
+		},
 		{egress.Explanation{Rule: "default"}, name, "deny", "policy", "pypi.org:443", "no rule allows it, so the name is not resolved"},
 		{egress.Explanation{Rule: "deny pypi.org", Resolves: true}, name, "deny", "policy", "pypi.org:443", "by the rule deny pypi.org"},
 		{egress.Explanation{Rule: "deny pypi.org", Fixed: true}, name, "deny", "policy", "", "by the rule deny pypi.org"},

@@ -65,13 +65,10 @@ func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanat
 			"no rule about port 53 changes that"
 		return out
 	case x.Allowed && x.Rule == policy.Default:
-		out.Verdict, out.Reason = wire.VerdictAllow, byName+"no rule matches, and the default is to allow"
+		out.Verdict, out.Reason = wire.VerdictAllow, byName+"no rule matches, and the default is to allow"+decrypted(x)
 		return out
 	case x.Allowed:
-		out.Verdict, out.Reason = wire.VerdictAllow, byName+"by the rule "+x.Rule
-		if x.Inspected {
-			out.Reason += "; requests there are decrypted, and the rules decide on each of them"
-		}
+		out.Verdict, out.Reason = wire.VerdictAllow, byName+"by the rule "+x.Rule+decrypted(x)
 		return out
 	case x.Block:
 		out.By = egress.ByBlock
@@ -87,4 +84,17 @@ func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanat
 		out.Reason += "; no rule by name opens this port, where nobody can see the name, but one by address does"
 	}
 	return out
+}
+
+// decrypted says whether requests to an allowed target are, and why.
+func decrypted(x egress.Explanation) string {
+	switch {
+	case x.Judged && x.Bound:
+		return "; requests there are decrypted: the rules decide on each of them, and a credential is bound to this host"
+	case x.Judged:
+		return "; requests there are decrypted, and the rules decide on each of them"
+	case x.Bound:
+		return "; requests there are decrypted, because a credential is bound to this host"
+	}
+	return ""
 }

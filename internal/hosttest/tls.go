@@ -2,7 +2,10 @@ package hosttest
 
 import (
 	"crypto/tls"
+	"io"
+	"log"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -40,6 +43,17 @@ func ServeTLS(t testing.TB, c tls.Certificate) (host, port string) {
 		t.Fatal(err)
 	}
 	return host, port
+}
+
+// ServeHTTP runs s at l until t ends, and logs nothing. It speaks TLS if s has a TLSConfig.
+func ServeHTTP(t testing.TB, l net.Listener, s *http.Server) {
+	s.ErrorLog = log.New(io.Discard, "", 0)
+	t.Cleanup(func() { s.Close() })
+	if s.TLSConfig == nil {
+		go s.Serve(l) //nolint:errcheck // ends with the test
+	} else {
+		go s.ServeTLS(l, "", "") //nolint:errcheck // likewise
+	}
 }
 
 // javaClient connects to host and port (its first two arguments) and wants a certificate

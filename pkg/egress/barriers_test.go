@@ -166,7 +166,7 @@ func TestBarrierSets(t *testing.T) {
 	for _, c := range []struct {
 		first, last string
 		want        int
-	}{{"sb-", "sb.", 0}, {inst.LinkPrefix(), "sb-f", 0}, {"eth", "eti", 1}} {
+	}{{"sb-", "sb.", 0}, {inst.LinkPrefix(), "sb-" + string(rune(inst+1)), 0}, {"eth", "eti", 1}} {
 		t.Run(c.first, func(t *testing.T) {
 			f := newForeign(t, nftables.TableFamilyINet, "foreign")
 			key := func(name string) []byte { return []byte(name + strings.Repeat("\x00", unix.IFNAMSIZ-len(name))) }

@@ -70,6 +70,7 @@ func (p *proxy) cut(x *proxied) {
 //
 // Preconditions: p.mu is held.
 func (p *proxy) end(x *proxied, cut bool) {
+	p.fewer.Broadcast()
 	delete(p.flows, x.number)
 	if p.of[x.s]--; p.of[x.s] == 0 {
 		delete(p.of, x.s)

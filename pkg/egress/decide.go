@@ -105,10 +105,10 @@ type Explanation struct {
 	Block bool
 	// Resolver says that the target is port 53: no rule decides, sandboxd's resolver answers.
 	Resolver bool
-	// Inspected says that requests to Name are decrypted, and some of them may be refused
-	// although Allowed says that a connection may be opened: rules about requests decide on
-	// each, and credentials may be put in.
-	Inspected bool
+	// Judged says that rules about requests decide on each request to Name: some may be refused
+	// although Allowed says that a connection may be opened. Bound says that a credential is
+	// bound to Name. If either holds, requests to Name are decrypted.
+	Judged, Bound bool
 }
 
 // Explain says what the policy of the sandbox id does with t. If the sandbox is not
@@ -139,8 +139,11 @@ func (e *Engine) Explain(id string, stored record.Network, t Target) (x Explanat
 	if t.Name != "" {
 		x.Resolves, why = p.Resolves(t.Name)
 		x.ResolvesRule = why.Text
-		x.Inspected = s.inspects(f, t.Name)
-		if x.Allowed, why = p.DecideName(f, t.Name); x.Inspected {
+		for _, k := range []heads.Kind{heads.TLS, heads.HTTP} {
+			judged, bound := s.marksBy(f, k, t.Name)
+			x.Judged, x.Bound = x.Judged || judged, x.Bound || bound
+		}
+		if x.Allowed, why = p.DecideName(f, t.Name); x.Judged || x.Bound {
 			x.Allowed, why = p.DecideSome(f, t.Name)
 		} else if bound, by := s.withBindings(f, policy.Allow, why); x.Allowed && bound == policy.Deny {
 			x.Allowed, why = false, by

@@ -19,22 +19,13 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/leases"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy/policytest"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 func rules(t testing.TB, mode record.NetworkMode, specs ...string) record.Network {
 	t.Helper()
-	n := record.Network{Mode: mode}
-	for _, s := range specs {
-		spec, deny := strings.CutPrefix(s, "!")
-		r, err := policy.ParseRule(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Allow = !deny
-		n.Rules = append(n.Rules, r)
-	}
-	return n
+	return policytest.Network(t, policy.ParseRule, mode, specs...)
 }
 
 func TestDecide(t *testing.T) {
@@ -428,6 +419,35 @@ func TestExplainStored(t *testing.T) {
 		got, err := e.Explain("x", stored, c.t)
 		if err != nil || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", c.want) {
 			t.Errorf("%+v: %+v, %v; want %+v", c.t, got, err, c.want)
+		}
+	}
+}
+
+// TestExplainInspected: what has requests decrypted is told apart: rules about them, or a binding.
+func TestExplainInspected(t *testing.T) {
+	n := requests(t, "GET api.test", "GET both.test", "bound.test", "open.test", "GET all.test", "all.test")
+	p, err := policy.Compile(policy.Host{}, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sandbox{id: "x", leases: new(leases.Table)}
+	s.policy.Store(p)
+	s.plan.Store(&plan{Inspection: &Inspection{Marks: func(scheme, host string) bool {
+		return scheme == "https" && (host == "both.test" || host == "bound.test")
+	}}})
+	e := &Engine{judge: judge{pool: inst.Pool()}, byID: map[string]*sandbox{"x": s}}
+	for target, want := range map[string]struct{ judged, bound bool }{
+		"api.test:443": {true, false}, "api.test:80": {true, false}, "both.test:443": {true, true}, "both.test:80": {true, false},
+		"bound.test:443": {false, true}, "bound.test:80": {}, "open.test:443": {}, "all.test:443": {}, // all of its requests are allowed
+	} {
+		name, port, _ := strings.Cut(target, ":")
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := e.Explain("x", record.Network{}, Target{Name: name, Port: uint16(n)})
+		if err != nil || !x.Allowed || x.Judged != want.judged || x.Bound != want.bound {
+			t.Errorf("%s: %+v, %v; want %+v", target, x, err, want)
 		}
 	}
 }

@@ -40,19 +40,38 @@ func rulesNow(w *world) string {
 	return out.String()
 }
 
-func TestGolden(t *testing.T) {
-	w := newWorld(t)
-	golden, err := os.ReadFile("testdata/chains.golden")
+// golden is testdata/chains.golden, which is of instance e, for the one of the tests.
+func golden(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("testdata/chains.golden")
 	if err != nil {
 		t.Fatal(err)
 	}
+	var names []string
+	for _, of := range []func(instance.Instance) any{
+		func(i instance.Instance) any { return i.Chain("") },
+		func(i instance.Instance) any { return i.Set("") },
+		func(i instance.Instance) any { return i.LinkMatch() },
+		func(i instance.Instance) any { return i.Queue() },
+		func(i instance.Instance) any { return i.BusyQueue() },
+		func(i instance.Instance) any { return i.Gateway() },
+		func(i instance.Instance) any { return i.Pool() },
+	} {
+		names = append(names, fmt.Sprint(of('e')), fmt.Sprint(of(inst)))
+	}
+	return strings.NewReplacer(names...).Replace(string(b))
+}
+
+func TestGolden(t *testing.T) {
+	w := newWorld(t)
+	want := golden(t)
 	for range 2 {
 		e := w.open()
-		if got := rulesNow(w); got != string(golden) {
+		if got := rulesNow(w); got != want {
 			t.Errorf("iptables-save:\n%s", got)
 		}
 		got := w.run("ip6tables-save")
-		for _, want := range []string{"-A PREROUTING -i sb-e+ -j DROP", "-A OUTPUT -o sb-e+ -j DROP"} {
+		for _, want := range both6 {
 			if !strings.Contains(got, want) {
 				t.Errorf("ip6tables lacks %q", want)
 			}
@@ -568,8 +587,7 @@ func TestTwoInstances(t *testing.T) {
 	e := w.open()
 	here := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
 
-	const other = instance.Instance('w')
-	id, a := "winstanceaaa", other.Pool().Addr().Next().Next()
+	id, a := other.String()+"instanceaaa", other.Pool().Addr().Next().Next()
 	w.run("ip", "addr", "replace", other.Gateway().String()+"/32", "dev", "lo")
 	defer w.try("ip", "addr", "del", other.Gateway().String()+"/32", "dev", "lo")
 	o, err := Open(t.Context(), Config{Instance: other})

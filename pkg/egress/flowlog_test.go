@@ -193,11 +193,6 @@ func TestFlowLogByName(t *testing.T) {
 		t.Errorf("a server that speaks first: %q, %v", got, err)
 	}
 	// This one is counted when it ends: until then the guest may say a name.
-	for range 3000 {
-		if e.FlowLog.Report(id).Total.Allowed == 2 {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
+	w.proxyEnds(e, func() (left int) { return 2 - int(e.FlowLog.Report(id).Total.Allowed) })
 	wantFlows(t, e.FlowLog.Report(id), "allowed.test:5432/tcp +", "other.test:443/tcp -", "allowed.test:443/tcp +")
 }

@@ -691,7 +691,8 @@ func TestLeasesWithoutLock(t *testing.T) {
 }
 
 // TestFlushedInRecovery: chains that are gone while the daemon registers its sandboxes cost no
-// sandbox a flow, because the lock stands. What nobody has claimed then ends.
+// sandbox a flow, because the lock stands. When recovery ends, the flows of addresses that no
+// sandbox has end.
 func TestFlushedInRecovery(t *testing.T) {
 	w := newWorld(t)
 	e := w.open()

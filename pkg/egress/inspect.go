@@ -85,9 +85,15 @@ func (s *sandbox) binds() bool {
 // marks reports whether what the client of f says to the server name is decrypted. k is how it
 // began.
 func (s *sandbox) marks(f policy.Flow, k heads.Kind, name string) bool {
+	judged, bound := s.marksBy(f, k, name)
+	return judged || bound
+}
+
+// marksBy says what marks it: rules about requests decide on each, or a credential is bound to it.
+func (s *sandbox) marksBy(f policy.Flow, k heads.Kind, name string) (judged, bound bool) {
 	p := s.plan.Load()
 	if p == nil || name == "" {
-		return false
+		return false, false
 	}
 	scheme := ""
 	switch k {
@@ -96,12 +102,9 @@ func (s *sandbox) marks(f policy.Flow, k heads.Kind, name string) bool {
 	case heads.HTTP:
 		scheme = "http"
 	default:
-		return false
+		return false, false
 	}
-	if s.policy.Load().Inspects(f, name) {
-		return true
-	}
-	return p.Marks != nil && f.Port == portOf[scheme] && p.Marks(scheme, name)
+	return s.policy.Load().Inspects(f, name), p.Marks != nil && f.Port == portOf[scheme] && p.Marks(scheme, name)
 }
 
 // inspects is marks for whatever the client of f speaks.

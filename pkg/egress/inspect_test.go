@@ -3,19 +3,11 @@ package egress
 import (
 	"bufio"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -29,6 +21,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/egress/authority"
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
@@ -36,42 +29,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
-
-// public is an authority of servers: its certificate, and one for all names below .test.
-var public = sync.OnceValue(func() (p struct {
-	pem   []byte
-	cert  *x509.Certificate
-	serve tls.Certificate
-},
-) {
-	made := func(c, by *x509.Certificate, key, its *ecdsa.PrivateKey) *x509.Certificate {
-		der, err := x509.CreateCertificate(rand.Reader, c, by, &key.PublicKey, its)
-		if err != nil {
-			panic(err)
-		}
-		cert, err := x509.ParseCertificate(der)
-		if err != nil {
-			panic(err)
-		}
-		return cert
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "public"}, NotAfter: time.Now().Add(time.Hour), IsCA: true,
-		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	p.cert = made(c, c, key, key)
-	p.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.cert.Raw})
-	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), DNSNames: []string{"*.test"}, NotAfter: time.Now().Add(time.Hour),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	p.serve = tls.Certificate{Certificate: [][]byte{made(leaf, p.cert, key, key).Raw}, PrivateKey: key}
-	return p
-})
 
 // webs serves HTTPS and HTTP at both sites, and DNS: all names below .test but those of
 // nowhere.test are at the first. What it returns says which requests came since the last call.
@@ -93,16 +50,11 @@ func (w *world) webs() func() []string {
 				if err != nil {
 					w.t.Fatal(err)
 				}
-				s := &http.Server{
-					Handler: h, ErrorLog: log.New(io.Discard, "", 0),
-					TLSConfig: &tls.Config{Certificates: []tls.Certificate{public().serve}},
+				s := &http.Server{Handler: h}
+				if port == "443" {
+					s.TLSConfig = &tls.Config{Certificates: []tls.Certificate{certificate()}}
 				}
-				w.t.Cleanup(func() { s.Close() })
-				if port == "80" {
-					go s.Serve(l) //nolint:errcheck // ends with the test
-				} else {
-					go s.ServeTLS(l, "", "") //nolint:errcheck // likewise
-				}
+				hosttest.ServeHTTP(w.t, l, s)
 			}
 		}
 		w.nameServer(dns.HandlerFunc(func(rw dns.ResponseWriter, q *dns.Msg) {
@@ -186,7 +138,7 @@ func (w *world) openInspecting(change func(*Config)) (*Engine, chan InspectEvent
 	w.t.Helper()
 	events := make(chan InspectEvent, 1000)
 	return w.openWith(func(c *Config) {
-		c.Roots = func() ([]byte, error) { return public().pem, nil }
+		c.Roots = func() ([]byte, error) { return public().PEM(), nil }
 		c.OnInspect = func(n InspectEvent) { events <- n }
 		change(c)
 	}), events
@@ -210,14 +162,13 @@ func (s *inspected) browse(to, host string) (*browser, error) {
 	c.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in reads
 	b := &browser{Conn: c, host: host}
 	if strings.HasSuffix(to, ":443") {
-		roots := x509.NewCertPool()
-		roots.AddCert(public().cert)
+		roots := public().Pool()
 		roots.AppendCertsFromPEM(s.authority.Certificate())
 		t := tls.Client(c, &tls.Config{ServerName: host, RootCAs: roots, NextProtos: []string{"http/1.1"}})
 		if err := t.Handshake(); err != nil {
 			return nil, err
 		}
-		b.Conn, b.decrypted = t, t.ConnectionState().PeerCertificates[0].Issuer.CommonName != "public"
+		b.Conn, b.decrypted = t, t.ConnectionState().PeerCertificates[0].Issuer.CommonName != public().Cert.Subject.CommonName
 	}
 	b.r = bufio.NewReader(b.Conn)
 	return b, nil
@@ -314,17 +265,7 @@ func (s *inspected) pid(pids <-chan int) int {
 func (w *world) idle(e *Engine, i int) {
 	w.t.Helper()
 	s := e.lookup(addr(i))
-	for end := time.Now().Add(patient); ; time.Sleep(time.Millisecond) {
-		e.proxy.mu.Lock()
-		n := e.proxy.of[s]
-		e.proxy.mu.Unlock()
-		if n == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			w.t.Fatalf("%d connections are left", n)
-		}
-	}
+	w.proxyEnds(e, func() (left int) { return e.proxy.of[s] })
 }
 
 func gone(pid int) bool {
@@ -377,11 +318,10 @@ func TestInspected(t *testing.T) {
 	}
 	wantCame(t, came)
 	for target, want := range map[string]Explanation{
-		"api.test":  {Allowed: true, Inspected: true, Resolves: true},
-		"open.test": {Allowed: true, Resolves: true},
+		"api.test": {Judged: true}, "open.test": {}, "bound.test": {Bound: true},
 	} {
 		x, err := e.Explain(s.id, record.Network{}, Target{Name: target, Port: 443})
-		if err != nil || x.Allowed != want.Allowed || x.Inspected != want.Inspected {
+		if err != nil || !x.Allowed || x.Judged != want.Judged || x.Bound != want.Bound {
 			t.Errorf("%s: %+v, %v", target, x, err)
 		}
 	}
@@ -616,8 +556,8 @@ func TestInspectedByDefault(t *testing.T) {
 		{Target{Name: "open.test", Port: 443, Proto: "udp"}, false, hiddenFromBindings},
 	} {
 		x, err := e.Explain(s.id, record.Network{}, c.t)
-		inspected := c.t.Name == "bound.test"
-		if err != nil || x.Allowed != c.allowed || x.Inspected != inspected || c.rule != "" && x.Rule != c.rule || x.ByName {
+		bound := c.t.Name == "bound.test"
+		if err != nil || x.Allowed != c.allowed || x.Bound != bound || x.Judged || c.rule != "" && x.Rule != c.rule || x.ByName {
 			t.Errorf("%+v: %+v, %v", c.t, x, err)
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
-	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
 // rules6 are the rules of ip6tables that name links of sandboxes.
@@ -25,7 +24,7 @@ func (w *world) rules6() (found []string) {
 	return found
 }
 
-var both6 = []string{"-A OUTPUT -o sb-e+ -j DROP", "-A PREROUTING -i sb-e+ -j DROP"}
+var both6 = []string{"-A OUTPUT -o " + inst.LinkMatch() + " -j DROP", "-A PREROUTING -i " + inst.LinkMatch() + " -j DROP"}
 
 // stands6 waits until the rules against IPv6 stand, by themselves.
 func (w *world) stands6() {
@@ -45,7 +44,7 @@ func (w *world) stands6() {
 func TestOperator6(t *testing.T) {
 	w := newWorld(t)
 	e := w.open()
-	deeds := []string{"-t raw -F", "-F", "-t raw -F PREROUTING", "-D OUTPUT -o sb-e+ -j DROP"}
+	deeds := []string{"-t raw -F", "-F", "-t raw -F PREROUTING", "-D OUTPUT -o " + inst.LinkMatch() + " -j DROP"}
 	for _, deed := range deeds {
 		e.guarding.Lock() // or it might be back before we have looked
 		w.run("ip6tables", strings.Fields(deed)...)
@@ -77,10 +76,10 @@ func TestPurge6(t *testing.T) {
 	if err := w.open().Close(); err != nil {
 		t.Fatal(err)
 	}
-	const other = "-i sb-w+ -j DROP"
-	w.run("ip6tables", strings.Fields("-t raw -I PREROUTING -i sb-e+ -j DROP")...)
-	w.run("ip6tables", strings.Fields("-t raw -I PREROUTING "+other)...)
-	defer w.run("ip6tables", strings.Fields("-t raw -D PREROUTING "+other)...)
+	theirs := "-i " + other.LinkMatch() + " -j DROP"
+	w.run("ip6tables", strings.Fields("-t raw -I PREROUTING -i "+inst.LinkMatch()+" -j DROP")...)
+	w.run("ip6tables", strings.Fields("-t raw -I PREROUTING "+theirs)...)
+	defer w.run("ip6tables", strings.Fields("-t raw -D PREROUTING "+theirs)...)
 	if held := hosttest.Held(inst); !slices.Contains(held, "rule of IPv6 raw "+both6[1]) {
 		t.Errorf("what would be left is not seen: %q", held)
 	}
@@ -88,11 +87,11 @@ func TestPurge6(t *testing.T) {
 		if err := Purge(t.Context(), inst); err != nil {
 			t.Fatal(err)
 		}
-		if have := w.rules6(); !slices.Equal(have, []string{"-A PREROUTING " + other}) {
+		if have := w.rules6(); !slices.Equal(have, []string{"-A PREROUTING " + theirs}) {
 			t.Errorf("after Purge ip6tables has %q", have)
 		}
 	}
-	if held := hosttest.Held(instance.Instance('w')); !slices.Equal(held, []string{"rule of IPv6 raw -A PREROUTING " + other}) {
+	if held := hosttest.Held(other); !slices.Equal(held, []string{"rule of IPv6 raw -A PREROUTING " + theirs}) {
 		t.Errorf("of the other instance there is %q", held)
 	}
 }

@@ -59,6 +59,7 @@ type proxy struct {
 	done     sync.WaitGroup
 
 	mu    sync.Mutex // guards what follows, and the fields of each proxied
+	fewer sync.Cond  // of flows and outs: tests wait for that
 	last  uint64
 	flows map[uint64]*proxied
 	of    map[*sandbox]int // how many of them
@@ -124,6 +125,7 @@ func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
 		e: e, log: e.log, where: conntrack.OriginalDst, flows: map[uint64]*proxied{}, of: map[*sandbox]int{}, outs: map[*sandbox]int{},
 		own: ownChildren{most: e.cfg.MaxInspecting, all: map[*ownChild]bool{}}, hands: map[*child.Conn]*hand{}, aside: map[*sandbox]bool{},
 	}
+	p.fewer.L = &p.mu
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		cerr := c.Control(func(fd uintptr) {
@@ -315,6 +317,7 @@ func (p *proxy) endOutward(x *proxied, number uint32) {
 //
 // Preconditions: p.mu is held.
 func (p *proxy) closed(s *sandbox, t tupleOfTCP) {
+	p.fewer.Broadcast()
 	if p.outs[s]--; p.outs[s] == 0 {
 		delete(p.outs, s)
 	}

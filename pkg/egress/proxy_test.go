@@ -4,16 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -27,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
 	"github.com/sandboxd/sandboxd/pkg/egress/conntrack"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
@@ -41,18 +37,11 @@ const (
 	otherSite = "203.0.113.81"
 )
 
-var certificate = sync.OnceValue(func() tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
-	if err != nil {
-		panic(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-})
+// public is an authority of servers, and certificate one of its for all names below .test.
+var (
+	public      = sync.OnceValue(func() *hosttest.Authority { return hosttest.NewAuthority("public") })
+	certificate = sync.OnceValue(func() tls.Certificate { return public().Issue("*.test", time.Now().Add(time.Hour)) })
+)
 
 // sites serves at both addresses. It counts the connections that arrive.
 func (w *world) sites() *atomic.Int64 {
@@ -311,16 +300,26 @@ func TestPolicyClosesProxied(t *testing.T) {
 // noneProxied waits until the child has told the daemon that all its flows are closed.
 func (w *world) noneProxied(e *Engine) {
 	w.t.Helper()
-	for end := time.Now().Add(patient); ; time.Sleep(time.Millisecond) {
-		e.proxy.mu.Lock()
-		n := len(e.proxy.flows)
-		e.proxy.mu.Unlock()
-		if n == 0 {
-			return
+	w.proxyEnds(e, func() (left int) { return len(e.proxy.flows) })
+}
+
+// proxyEnds waits until nothing is left of what the proxy ends. left is called with its lock.
+func (w *world) proxyEnds(e *Engine, left func() int) {
+	w.t.Helper()
+	p, late := e.proxy, false
+	defer time.AfterFunc(patient, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		late = true
+		p.fewer.Broadcast()
+	}).Stop()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for left() > 0 {
+		if late {
+			w.t.Fatalf("%d are left that the proxy was to end", left())
 		}
-		if time.Now().After(end) {
-			w.t.Fatalf("%d connections are left", n)
-		}
+		p.fewer.Wait()
 	}
 }
 
@@ -384,16 +383,9 @@ func TestProxyEndsDials(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("%v, want a reset", err)
 	}
-	for {
-		e.proxy.mu.Lock()
-		n := e.proxy.outs[s]
-		e.proxy.mu.Unlock()
-		if n == 0 {
-			break
-		}
-		if time.Sleep(time.Millisecond); time.Since(begun) > dialLimit/2 {
-			t.Fatalf("%d sockets are left of a sandbox that has gone", n)
-		}
+	w.proxyEnds(e, func() (left int) { return e.proxy.outs[s] })
+	if d := time.Since(begun); d > dialLimit/2 {
+		t.Errorf("what a sandbox dials ends %v after it", d)
 	}
 	e.proxy.forget()
 	e.proxy.forget()

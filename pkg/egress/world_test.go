@@ -21,11 +21,11 @@ import (
 	vns "github.com/vishvananda/netns"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
-	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-const inst = instance.Instance('e')
+// inst is the instance of the tests, and other one beside it.
+var inst, other = hosttest.Instances()
 
 // patient is how long what is to happen may take where how soon it does proves
 // nothing: only a test that fails waits for it.
@@ -191,7 +191,7 @@ func (w *world) write(sysctl, value string) {
 }
 
 func id(i int) string {
-	return fmt.Sprintf("egress%c%c%c%c%c%c", 'a'+i/26/26%26, 'a'+i/26%26, 'a'+i%26, 'x', 'y', 'z')
+	return fmt.Sprintf("%cgress%c%c%cxyz", inst, 'a'+i/26/26%26, 'a'+i/26%26, 'a'+i%26)
 }
 
 func addr(i int) netip.Addr {

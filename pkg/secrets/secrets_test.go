@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/failpoint"
 	"github.com/sandboxd/sandboxd/internal/sealed"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy/policytest"
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -105,19 +106,9 @@ func (w *world) insert(id string, inspect bool) *record.Record {
 	return r
 }
 
-func network(t *testing.T, mode record.NetworkMode, rules ...string) record.Network {
+func network(t *testing.T, mode record.NetworkMode, specs ...string) record.Network {
 	t.Helper()
-	n := record.Network{Mode: mode}
-	for _, s := range rules {
-		spec, deny := strings.CutPrefix(s, "!")
-		r, err := policy.ParseRule(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Allow = !deny
-		n.Rules = append(n.Rules, r)
-	}
-	return n
+	return policytest.Network(t, policy.ParseRule, mode, specs...)
 }
 
 // open makes the Keeper anew, as a daemon that starts does.

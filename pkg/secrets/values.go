@@ -33,8 +33,8 @@ func (h *hostValue) fresh(then time.Time) bool {
 	return !h.since.IsZero() && then.Sub(h.since) < bound
 }
 
-// values is Inspection.Value for the credentials of a vault. What it has read goes with the
-// Inspection: after a change of vault or policy it is read again.
+// values is Inspection.Value for the credentials of a vault. It keeps the values that it has read.
+// A change of the vault or the policy makes a new Inspection, which reads them again.
 func (k *Keeper) values(id string, all []*vault.Credential) func(context.Context, string) ([]byte, error) {
 	m := map[string]*hostValue{}
 	for _, c := range all {

@@ -92,23 +92,12 @@ func (l *lab) bind(id, name, host string, auth ...string) {
 func TestSecrets(t *testing.T) {
 	in, h := secretsHost(t)
 	for _, c := range secretClients {
-		if c.all && !everything {
-			continue
-		}
-		daemontest.Image(t, h.Daemon, c.image)
-		for _, runtime := range runtimes {
-			if !chosen(runtime, c.name) {
-				continue
-			}
-			t.Run(c.name+"/"+runtime, func(t *testing.T) {
-				l := &lab{host: h, T: t, runtime: runtime}
-				defer h.deleteAll(t)
-				id := l.make(c.image, "--memory", "1Gi", "--credential-proxy", "--allow", c.host, "--allow", internet.PythonFiles,
-					"--allow", internet.GitHost)
-				l.bind(id, c.name, c.host, c.auth...)
-				l.clientWorks(id, c.script)
-			})
-		}
+		h.withClient(t, c.name, c.image, c.all, func(l *lab) {
+			id := l.make(c.image, "--memory", "1Gi", "--credential-proxy", "--allow", c.host, "--allow", internet.PythonFiles,
+				"--allow", internet.GitHost)
+			l.bind(id, c.name, c.host, c.auth...)
+			l.clientWorks(id, c.script)
+		})
 	}
 	for _, runtime := range runtimes {
 		t.Run("life/"+runtime, func(t *testing.T) {
@@ -116,15 +105,6 @@ func TestSecrets(t *testing.T) {
 			defer h.deleteAll(t)
 			l.secretLives(in)
 		})
-	}
-}
-
-func (l *lab) clientWorks(id, script string) {
-	l.Helper()
-	r := l.ctl("exec", id, "--", "sh", "-c", script)
-	lines := strings.Split(strings.TrimSpace(r.out), "\n")
-	if r.code != 0 || lines[len(lines)-1] != internet.Word {
-		l.Errorf("exit status %d, %.2000q and %.2000q", r.code, r.out, r.errout)
 	}
 }
 

@@ -83,31 +83,44 @@ func TestInstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, i := range installs {
-		if i.all && !everything {
+		h.withClient(t, i.name, i.image, i.all, func(l *lab) {
+			args := []string{"--memory", "1Gi", i.image}
+			for _, host := range i.hosts {
+				args = append(args, "--allow", host)
+			}
+			id := l.make(args...)
+			l.ok("cp", authority, id+":/tmp/authority.crt")
+			l.clientWorks(id, trust+i.script)
+			l.staysOut(id, in)
+		})
+	}
+}
+
+// withClient tells of one program of guests, on a chosen runtime; `make test-all` tells it on
+// both. all: its image is large, so `make test-all` alone tells it.
+func (h host) withClient(t *testing.T, name, image string, all bool, tell func(*lab)) {
+	if all && !everything {
+		return
+	}
+	daemontest.Image(t, h.Daemon, image)
+	for _, runtime := range runtimes {
+		if !chosen(runtime, name) {
 			continue
 		}
-		daemontest.Image(t, h.Daemon, i.image)
-		for _, runtime := range runtimes {
-			if !chosen(runtime, i.name) {
-				continue
-			}
-			t.Run(i.name+"/"+runtime, func(t *testing.T) {
-				l := &lab{host: h, T: t, runtime: runtime}
-				defer h.deleteAll(t)
-				args := []string{"--memory", "1Gi", i.image}
-				for _, host := range i.hosts {
-					args = append(args, "--allow", host)
-				}
-				id := l.make(args...)
-				l.ok("cp", authority, id+":/tmp/authority.crt")
-				r := l.ctl("exec", id, "--", "sh", "-c", trust+i.script)
-				lines := strings.Split(strings.TrimSpace(r.out), "\n")
-				if r.code != 0 || lines[len(lines)-1] != internet.Word {
-					t.Errorf("exit status %d, %.2000q and %.2000q", r.code, r.out, r.errout)
-				}
-				l.staysOut(id, in)
-			})
-		}
+		t.Run(name+"/"+runtime, func(t *testing.T) {
+			defer h.deleteAll(t)
+			tell(&lab{host: h, T: t, runtime: runtime})
+		})
+	}
+}
+
+// clientWorks runs the script of a program, whose last line is internet.Word.
+func (l *lab) clientWorks(id, script string) {
+	l.Helper()
+	r := l.ctl("exec", id, "--", "sh", "-c", script)
+	lines := strings.Split(strings.TrimSpace(r.out), "\n")
+	if r.code != 0 || lines[len(lines)-1] != internet.Word {
+		l.Errorf("exit status %d, %.2000q and %.2000q", r.code, r.out, r.errout)
 	}
 }
 

@@ -65,7 +65,7 @@ var costs = map[string]int{
 	"lint":                                  900,
 	"unit":                                  890,
 	"test/vm TestStory/service":             1100,
-	"test/vm TestStory/neighbours":          500,
+	"test/vm TestStory/neighbours":          700,
 	"test/vm TestStory/pools":               1300,
 	"test/vm TestStory/limits":              300,
 	"test/vm TestStory/power":               250,

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
 	"net/netip"
@@ -21,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/egress/authority"
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
@@ -146,19 +146,14 @@ func newWorld(t *testing.T) *world {
 // site serves what serve says, over TLS and without.
 func (w *world) site() {
 	h := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { (*w.serve.Load())(rw, r) })
-	quiet := log.New(io.Discard, "", 0)
 	// Two servers: one that has begun with Serve would offer HTTP/2 in ServeTLS, and not speak it.
-	p := &http.Server{Handler: h, ErrorLog: quiet}
-	s := &http.Server{
-		Handler: h, ErrorLog: quiet, Protocols: new(http.Protocols), TLSConfig: &tls.Config{GetCertificate: serverLeaf},
-	}
+	s := &http.Server{Handler: h, Protocols: new(http.Protocols), TLSConfig: &tls.Config{GetCertificate: serverLeaf}}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetHTTP2(true)
 	secure, plain := must(net.Listen("tcp", "127.0.0.1:0")), must(net.Listen("tcp", "127.0.0.1:0"))
 	w.tls, w.plain = secure.Addr().String(), plain.Addr().String()
-	go s.ServeTLS(secure, "", "") //nolint:errcheck // ends with the test
-	go p.Serve(plain)             //nolint:errcheck // likewise
-	w.t.Cleanup(func() { p.Close(); s.Close() })
+	hosttest.ServeHTTP(w.t, secure, s)
+	hosttest.ServeHTTP(w.t, plain, &http.Server{Handler: h})
 }
 
 func serverLeaf(h *tls.ClientHelloInfo) (*tls.Certificate, error) {

@@ -1,13 +1,7 @@
 package names
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
-	"math/big"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,32 +9,23 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
-// certificate makes one for a name, and a file with it.
+// certificate makes one for a name, and a file with its authority.
 func certificate(t *testing.T, name string) (tls.Certificate, *os.File) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), DNSNames: []string{name}, NotAfter: time.Now().Add(time.Hour), IsCA: true,
-		BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := hosttest.NewAuthority("roots")
 	path := filepath.Join(t.TempDir(), "roots.pem")
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+	if err := os.WriteFile(path, a.PEM(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	f, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, f
+	return a.Issue(name, time.Now().Add(time.Hour)), f
 }
 
 // TestTLS: a server is asked by a connection that is used again, and not at all if its

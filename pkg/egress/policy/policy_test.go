@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/policy/policytest"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -141,17 +142,7 @@ func TestFromJSON(t *testing.T) {
 
 func rules(t testing.TB, mode record.NetworkMode, specs ...string) record.Network {
 	t.Helper()
-	n := record.Network{Mode: mode}
-	for _, s := range specs {
-		spec, deny := strings.CutPrefix(s, "!")
-		r, err := ParseRule(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Allow = !deny
-		n.Rules = append(n.Rules, r)
-	}
-	return n
+	return policytest.Network(t, ParseRule, mode, specs...)
 }
 
 // space makes random policies and flows in a small space, where rules overlap.

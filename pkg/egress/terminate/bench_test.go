@@ -86,7 +86,7 @@ func (l looking) Read(p []byte) (int, error) {
 func direct(s *site, h2 bool) *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DialContext:     func(context.Context, string, string) (net.Conn, error) { return s.dial() },
-		TLSClientConfig: &tls.Config{RootCAs: public().pool()}, Protocols: protocols(h2), DisableCompression: true,
+		TLSClientConfig: &tls.Config{RootCAs: public().Pool()}, Protocols: protocols(h2), DisableCompression: true,
 	}}
 }
 

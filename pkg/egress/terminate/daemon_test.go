@@ -151,7 +151,7 @@ func TestDaemon(t *testing.T) {
 	}
 	first := daemonSide(t, i, handle("first"))
 	configure := func(line *child.Conn, judge string) error {
-		return Config{Roots: public().pem(), Judge: []byte(judge)}.Send(t.Context(), line)
+		return Config{Roots: public().PEM(), Judge: []byte(judge)}.Send(t.Context(), line)
 	}
 	if err := configure(first, "1"); err != nil {
 		t.Fatal(err)

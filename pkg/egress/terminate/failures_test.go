@@ -29,9 +29,9 @@ func TestServerCertificates(t *testing.T) {
 		cert tls.Certificate
 		want string
 	}{
-		"another name":      {public().serves("other.example.com", later), "is valid for other.example.com, not " + host},
-		"expired":           {public().serves(host, time.Now().Add(-time.Hour)), "expired"},
-		"another authority": {authority().serves(host, later), "unknown authority"},
+		"another name":      {public().Issue("other.example.com", later), "is valid for other.example.com, not " + host},
+		"expired":           {public().Issue(host, time.Now().Add(-time.Hour)), "expired"},
+		"another authority": {authority().Issue(host, later), "unknown authority"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			seen := &record{}
@@ -58,7 +58,7 @@ func TestClientCertificates(t *testing.T) {
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		for _, wants := range []tls.ClientAuthType{tls.RequestClientCert, tls.RequireAnyClientCert} {
 			d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, &tls.Config{
-				Certificates: []tls.Certificate{must(certOf())}, ClientAuth: wants, MaxVersion: version,
+				Certificates: []tls.Certificate{certOf()}, ClientAuth: wants, MaxVersion: version,
 			}).dial)
 			for _, h2 := range []bool{false, true} {
 				resp, body := get(t, d.client(h2), request(t, "GET", "https://"+host+"/", nil))
@@ -87,11 +87,11 @@ func TestGuestRefuses(t *testing.T) {
 		conf *tls.Config
 		want NoteKind
 	}{
-		{&tls.Config{RootCAs: public().pool(), MaxVersion: tls.VersionTLS12}, GuestRefuses},
-		{&tls.Config{RootCAs: public().pool(), MinVersion: tls.VersionTLS13}, GuestRefuses},
-		{&tls.Config{RootCAs: authority().pool(), VerifyConnection: pin}, GuestRefuses},
-		{&tls.Config{RootCAs: authority().pool(), NextProtos: []string{"mqtt"}}, GuestHandshake},
-		{&tls.Config{RootCAs: authority().pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, GuestHandshake},
+		{&tls.Config{RootCAs: public().Pool(), MaxVersion: tls.VersionTLS12}, GuestRefuses},
+		{&tls.Config{RootCAs: public().Pool(), MinVersion: tls.VersionTLS13}, GuestRefuses},
+		{&tls.Config{RootCAs: authority().Pool(), VerifyConnection: pin}, GuestRefuses},
+		{&tls.Config{RootCAs: authority().Pool(), NextProtos: []string{"mqtt"}}, GuestHandshake},
+		{&tls.Config{RootCAs: authority().Pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, GuestHandshake},
 	} {
 		c.conf.ServerName = host
 		g := tls.Client(d.connect(), c.conf)
@@ -145,7 +145,7 @@ func TestEnds(t *testing.T) {
 func TestNoLeaf(t *testing.T) {
 	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
 	d.refuses = true
-	if err := tls.Client(d.connect(), &tls.Config{RootCAs: authority().pool(), ServerName: host}).Handshake(); err == nil {
+	if err := tls.Client(d.connect(), &tls.Config{RootCAs: authority().Pool(), ServerName: host}).Handshake(); err == nil {
 		t.Fatal("it has shaken hands")
 	}
 	<-d.ended // what the child tells comes in order
@@ -222,7 +222,7 @@ func TestUnreachable(t *testing.T) {
 			if err != nil {
 				return
 			}
-			s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{must(certOf())}})
+			s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{certOf()}})
 			go func() {
 				defer s.Close()
 				s.Read(make([]byte, 100))                    //nolint:errcheck // the guest says
@@ -264,12 +264,12 @@ func TestLeaves(t *testing.T) {
 		if name == "unanswered.example.com" {
 			return
 		}
-		l := authority().leaf(name, time.Now().Add(time.Hour))
+		l := leafFor(name, time.Now().Add(time.Hour))
 		switch {
 		case name == "never.example.com", name == "later.example.com" && asked[name] == 1:
 			l = Leaf{Text: "no rule marks " + name}
 		case name == "soon.example.com":
-			l = authority().leaf(name, time.Now().Add(time.Minute))
+			l = leafFor(name, time.Now().Add(time.Minute))
 		}
 		daemon.Answer(m, l.Append(nil), nil) //nolint:errcheck // the call says
 	})

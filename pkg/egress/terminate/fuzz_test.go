@@ -55,7 +55,7 @@ func (w *witness) dial() (net.Conn, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.open++
-	go w.serve(tls.Server(far, &tls.Config{Certificates: []tls.Certificate{must(certOf())}, NextProtos: []string{"http/1.1"}}))
+	go w.serve(tls.Server(far, &tls.Config{Certificates: []tls.Certificate{certOf()}, NextProtos: []string{"http/1.1"}}))
 	return near, nil
 }
 
@@ -217,7 +217,7 @@ func (w *witness) guest(t *testing.T, d *desk, protocol string) *tls.Conn {
 	t.Helper()
 	near, far := pair()
 	d.serve(far.(*net.UnixConn))
-	c := tls.Client(near, &tls.Config{RootCAs: authority().pool(), ServerName: host, NextProtos: []string{protocol}})
+	c := tls.Client(near, &tls.Config{RootCAs: authority().Pool(), ServerName: host, NextProtos: []string{protocol}})
 	if err := c.Handshake(); err != nil {
 		t.Fatal(err)
 	}

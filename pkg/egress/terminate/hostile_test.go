@@ -410,7 +410,7 @@ func (s *resetter) dial() (net.Conn, error) {
 	s.conns.Add(1)
 	near, far := pair()
 	go func() {
-		c := tls.Server(far, &tls.Config{Certificates: []tls.Certificate{must(certOf())}, NextProtos: []string{"h2"}})
+		c := tls.Server(far, &tls.Config{Certificates: []tls.Certificate{certOf()}, NextProtos: []string{"h2"}})
 		defer c.Close()
 		if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
 			return
@@ -456,7 +456,7 @@ func TestConfig(t *testing.T) {
 	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
 	for want, c := range map[string]Config{
 		"no certificate is among the roots": {nil, []byte(secret)},
-		"this is not a configuration":       {public().pem(), []byte("another")},
+		"this is not a configuration":       {public().PEM(), []byte("another")},
 		"more than the":                     {make([]byte, maxConfig), nil},
 	} {
 		if err := c.Send(t.Context(), d.line); err == nil || !strings.Contains(err.Error(), want) {

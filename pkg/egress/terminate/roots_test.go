@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
 // TestHostRoots: the first file and all directories count, each certificate once; what is no
@@ -25,18 +27,18 @@ func TestHostRoots(t *testing.T) {
 		}
 		return path
 	}
-	a, b, c := newIssuer("a"), newIssuer("b"), newIssuer("c")
+	a, b, c := hosttest.NewAuthority("a"), hosttest.NewAuthority("b"), hosttest.NewAuthority("c")
 	key := []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
 	files, dirs := rootFiles, rootDirs
 	t.Cleanup(func() { rootFiles, rootDirs = files, dirs })
 	t.Setenv("SSL_CERT_FILE", "")
 	t.Setenv("SSL_CERT_DIR", "")
-	rootFiles = []string{filepath.Join(dir, "absent"), write("bundle.pem", a.pem(), key, b.pem()), write("second.pem", c.pem())}
-	rootDirs = []string{filepath.Join(dir, "none"), filepath.Dir(write("certs/b.pem", b.pem()))}
+	rootFiles = []string{filepath.Join(dir, "absent"), write("bundle.pem", a.PEM(), key, b.PEM()), write("second.pem", c.PEM())}
+	rootDirs = []string{filepath.Join(dir, "none"), filepath.Dir(write("certs/b.pem", b.PEM()))}
 	if err := os.Mkdir(filepath.Join(dir, "certs", "directory"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	want := func(all ...*issuer) {
+	want := func(all ...*hosttest.Authority) {
 		t.Helper()
 		got, err := HostRoots()
 		if err != nil {
@@ -44,7 +46,7 @@ func TestHostRoots(t *testing.T) {
 		}
 		pool := x509.NewCertPool()
 		for _, i := range all {
-			pool.AddCert(i.cert)
+			pool.AddCert(i.Cert)
 		}
 		read := x509.NewCertPool()
 		if n := strings.Count(string(got), "BEGIN"); !read.AppendCertsFromPEM(got) || !read.Equal(pool) || n != len(all) {
@@ -62,7 +64,7 @@ func TestHostRoots(t *testing.T) {
 	}
 	many := make([][]byte, 0, maxRoots/500)
 	for len(many) < cap(many) {
-		one := a.cert.Raw
+		one := a.Cert.Raw
 		der := append(one[:len(one):len(one)], byte(len(many)), byte(len(many)>>8))
 		many = append(many, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	}

@@ -142,7 +142,7 @@ func TestChangedMeanwhile(t *testing.T) {
 		go func() {
 			<-s.loaded
 			if changes {
-				if err := (Config{Roots: public().pem()}).Send(t.Context(), d.line); err != nil {
+				if err := (Config{Roots: public().PEM()}).Send(t.Context(), d.line); err != nil {
 					t.Error(err)
 				}
 			}
@@ -527,15 +527,15 @@ func TestOtherUpgrade(t *testing.T) {
 
 // TestOtherNames: what is not marked passes undecrypted, or not at all.
 func TestOtherNames(t *testing.T) {
-	conf := &tls.Config{Certificates: []tls.Certificate{public().serves("plain.example.com", time.Now().Add(time.Hour))}}
+	conf := &tls.Config{Certificates: []tls.Certificate{public().Issue("plain.example.com", time.Now().Add(time.Hour))}}
 	k := &clerk{}
 	d := newDesk(t, k.maker, newSite(t, http.HandlerFunc(echo), false, conf).dial)
-	c := tls.Client(d.connect(), &tls.Config{RootCAs: public().pool(), ServerName: "plain.example.com"})
+	c := tls.Client(d.connect(), &tls.Config{RootCAs: public().Pool(), ServerName: "plain.example.com"})
 	if err := c.Handshake(); err != nil {
 		t.Fatal(err)
 	}
 	c.Close()
-	c = tls.Client(d.connect(), &tls.Config{RootCAs: public().pool(), ServerName: "other.example.com"})
+	c = tls.Client(d.connect(), &tls.Config{RootCAs: public().Pool(), ServerName: "other.example.com"})
 	if err := c.Handshake(); err == nil || !strings.Contains(err.Error(), "access denied") {
 		t.Error(err)
 	}

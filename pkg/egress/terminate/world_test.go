@@ -3,18 +3,11 @@ package terminate
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -28,25 +21,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/egress/child"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 )
-
-// An issuer makes certificates: it is the sandbox's authority, or that of the servers.
-type issuer struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newIssuer(name string) *issuer {
-	i := &issuer{key: must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))}
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour),
-		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	i.cert = must(x509.ParseCertificate(must(x509.CreateCertificate(rand.Reader, c, c, &i.key.PublicKey, i.key))))
-	return i
-}
 
 func must[T any](v T, err error) T {
 	if err != nil {
@@ -55,35 +33,16 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-func (i *issuer) leaf(name string, end time.Time) Leaf {
-	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(2), DNSNames: []string{name}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: end,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der := must(x509.CreateCertificate(rand.Reader, c, i.cert, &key.PublicKey, i.key))
-	return Leaf{Chain: [][]byte{der, i.cert.Raw}, Key: must(x509.MarshalPKCS8PrivateKey(key))}
-}
-
-func (i *issuer) serves(name string, end time.Time) tls.Certificate {
-	l := i.leaf(name, end)
-	return tls.Certificate{Certificate: l.Chain, PrivateKey: must(x509.ParsePKCS8PrivateKey(l.Key))}
-}
-
-func (i *issuer) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(i.cert)
-	return p
-}
-
-func (i *issuer) pem() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.cert.Raw})
+// leafFor is what the daemon answers with: a certificate of the sandbox's authority.
+func leafFor(name string, end time.Time) Leaf {
+	c := authority().Issue(name, end)
+	return Leaf{Chain: c.Certificate, Key: must(x509.MarshalPKCS8PrivateKey(c.PrivateKey))}
 }
 
 var (
-	authority = sync.OnceValue(func() *issuer { return newIssuer("the sandbox's authority") })
-	public    = sync.OnceValue(func() *issuer { return newIssuer("an authority of servers") })
-	certOf    = sync.OnceValues(func() (tls.Certificate, error) { return public().serves(host, time.Now().Add(time.Hour)), nil })
+	authority = sync.OnceValue(func() *hosttest.Authority { return hosttest.NewAuthority("the sandbox's authority") })
+	public    = sync.OnceValue(func() *hosttest.Authority { return hosttest.NewAuthority("an authority of servers") })
+	certOf    = sync.OnceValue(func() tls.Certificate { return public().Issue(host, time.Now().Add(time.Hour)) })
 )
 
 // host is the name that is inspected.
@@ -234,7 +193,7 @@ func (d *desk) closed() {
 
 func (d *desk) configure(line *child.Conn) {
 	d.t.Helper()
-	c := Config{Roots: public().pem(), Judge: []byte(secret)}
+	c := Config{Roots: public().PEM(), Judge: []byte(secret)}
 	if err := c.Send(context.Background(), line); err != nil {
 		d.t.Fatal(err)
 	}
@@ -255,7 +214,7 @@ func (d *desk) handle(m child.Message) {
 		d.mu.Unlock()
 		l := Leaf{Text: "no rule marks " + name}
 		if !d.refuses {
-			l = authority().leaf(name, time.Now().Add(time.Hour))
+			l = leafFor(name, time.Now().Add(time.Hour))
 		}
 		go d.line.Answer(m, l.Append(nil), nil) //nolint:errcheck // the guest waits
 	case KindNote:
@@ -374,7 +333,7 @@ func (d *desk) client(h2 bool) *http.Client {
 	p.SetHTTP2(h2)
 	t := &http.Transport{
 		DialContext:     func(context.Context, string, string) (net.Conn, error) { return d.connect(), nil },
-		TLSClientConfig: &tls.Config{RootCAs: authority().pool()}, Protocols: p, DisableCompression: true,
+		TLSClientConfig: &tls.Config{RootCAs: authority().Pool()}, Protocols: p, DisableCompression: true,
 		ExpectContinueTimeout: time.Minute,
 	}
 	d.t.Cleanup(t.CloseIdleConnections)
@@ -384,7 +343,7 @@ func (d *desk) client(h2 bool) *http.Client {
 // tls is a guest's connection, with the handshake done.
 func (d *desk) tls(protocols ...string) *tls.Conn {
 	d.t.Helper()
-	c := tls.Client(d.connect(), &tls.Config{RootCAs: authority().pool(), ServerName: host, NextProtos: protocols})
+	c := tls.Client(d.connect(), &tls.Config{RootCAs: authority().Pool(), ServerName: host, NextProtos: protocols})
 	c.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // shows in reads
 	if err := c.Handshake(); err != nil {
 		d.t.Fatal(err)
@@ -427,14 +386,12 @@ func newSite(t testing.TB, h http.Handler, h2 bool, conf *tls.Config) *site {
 	t.Helper()
 	s := &site{}
 	if conf == nil {
-		conf = &tls.Config{Certificates: []tls.Certificate{must(certOf())}}
+		conf = &tls.Config{Certificates: []tls.Certificate{certOf()}}
 	}
-	s.Handler, s.TLSConfig, s.ErrorLog = h, conf, log.New(io.Discard, "", 0)
-	s.Protocols, s.DisableGeneralOptionsHandler = protocols(h2), true
+	s.Handler, s.TLSConfig, s.Protocols, s.DisableGeneralOptionsHandler = h, conf, protocols(h2), true
 	l := must(net.Listen("tcp", "127.0.0.1:0"))
 	s.addr = l.Addr().String()
-	go s.ServeTLS(l, "", "") //nolint:errcheck // ends with the test
-	t.Cleanup(func() { s.Close() })
+	hosttest.ServeHTTP(t, l, &s.Server)
 	return s
 }
 

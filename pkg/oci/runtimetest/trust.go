@@ -1,23 +1,16 @@
 package runtimetest
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
 	"io/fs"
 	"maps"
-	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/oci/trust"
 )
@@ -46,7 +39,7 @@ func testTrustOn(t *testing.T, h *Host, rt Runtime, readOnly bool) {
 	plantStores(t, b.Config.RootFS)
 	before := contents(t, b.Config.RootFS)
 
-	ca := newAuthority(t)
+	ca := hosttest.NewAuthority("authority of a test").PEM()
 	root, err := os.Open(b.Config.RootFS)
 	must(t, err)
 	defer root.Close()
@@ -152,18 +145,4 @@ func contents(t *testing.T, root string) map[string]string {
 		return err
 	}))
 	return all
-}
-
-// newAuthority makes a certificate of an authority, as PEM.
-func newAuthority(t *testing.T) []byte {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority of a test"}, NotAfter: time.Now().Add(time.Hour),
-		BasicConstraintsValid: true, IsCA: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
-	must(t, err)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
