@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,6 +31,7 @@ const (
 	withoutRules = "the same namespaces without any rule"
 	upstream     = "the upstream asked directly"
 	byAddress    = "the same by a rule by address"
+	undecrypted  = "the same without decryption, by a rule by address"
 )
 
 var mechanisms = []mechanism{
@@ -51,11 +53,13 @@ var mechanisms = []mechanism{
 	{"sni_resets", "of 100,000", 1, "Name resets", "", "", goal{}},
 }
 
-// rounds are how often each benchmark runs, by the pattern that selects it.
-var rounds = []struct {
+// A rounds says how often a benchmark runs, by the pattern that selects it.
+type rounds struct {
 	pattern string
 	n       int
-}{
+}
+
+var mechanismRounds = []rounds{
 	{"PolicyApply", 500},
 	{"PolicyTighten", 10},
 	{"NewFlow/bare|NewFlow/allowed", 600},
@@ -65,10 +69,40 @@ var rounds = []struct {
 	{"Name$", 100_000},
 }
 
-// egressRows runs the benchmarks of pkg/egress.
 func egressRows(ctx context.Context, b *bench) error {
+	return mechanismRows(ctx, b, mechanisms, mechanismRounds)
+}
+
+// vaultRounds: the last two are of MiB.
+var vaultRounds = []rounds{{"VaultKept", 1000}, {"VaultNew", 400}, {"VaultBody", 1024}, {"VaultStreams", 1024}}
+
+func vaultRows(ctx context.Context, b *bench) error {
+	var rows []mechanism
+	for protocol, suffix := range map[string]string{"h1": "", "h2": "_h2"} {
+		of := func(row, unit string, scale float64, benchmark, ours, theirs, baseline string, g goal) {
+			benchmark += "/" + protocol + " "
+			if theirs != "" {
+				theirs = benchmark + theirs
+			}
+			rows = append(rows, mechanism{row + suffix, unit, scale, benchmark + ours, theirs, baseline, g})
+		}
+		of("vault_request_added_keepalive", "ms", 1e-3, "VaultKept", "vault-", "direct-", undecrypted, goal{maxOver: 0.5})
+		of("vault_request_added_new", "ms", 1e-3, "VaultNew", "vault-", "direct-", undecrypted, goal{maxOver: 3})
+		of("vault_throughput_down", "MB/s", 1, "VaultBody", "vault-down-MB/s", "direct-down-MB/s", undecrypted, goal{minRatio: 0.5})
+		of("vault_throughput_up", "MB/s", 1, "VaultBody", "vault-up-MB/s", "direct-up-MB/s", undecrypted, goal{minRatio: 0.5})
+		of("vault_throughput_memory", "MiB", 1, "VaultBody", "child-MiB-above-idle", "", "", goal{maxP50: 32})
+		of("vault_concurrency", "MB/s", 1, "VaultStreams", "vault-MB/s", "direct-MB/s", undecrypted, goal{minRatio: 0.7})
+		of("vault_concurrency_others", "ms", 1e-3, "VaultStreams", "others-vault-p99-us", "others-direct-p99-us",
+			"while the streams are not decrypted; both p99", goal{maxRatio: 1.5})
+	}
+	slices.SortStableFunc(rows, func(a, b mechanism) int { return strings.Compare(a.row, b.row) })
+	return mechanismRows(ctx, b, rows, vaultRounds)
+}
+
+// mechanismRows runs benchmarks of pkg/egress, and makes rows of what they report.
+func mechanismRows(ctx context.Context, b *bench, rows []mechanism, all []rounds) error {
 	got := map[string]map[string]float64{}
-	for _, r := range rounds {
+	for _, r := range all {
 		n := b.times(r.n, max(r.n/50, 2))
 		cmd := exec.CommandContext(ctx, filepath.Join(b.dir, "..", "bench-egress"), "-test.run=^$", "-test.bench="+r.pattern,
 			"-test.benchtime="+strconv.Itoa(n)+"x", "-test.timeout=30m")
@@ -80,7 +114,7 @@ func egressRows(ctx context.Context, b *bench) error {
 		}
 		readBenchmarks(out, got)
 	}
-	for _, m := range mechanisms {
+	for _, m := range rows {
 		r := Result{Name: m.row, Runtime: "-", Unit: m.unit, Baseline: m.baseline, goal: m.goal, N: 1}
 		var err1, err2 error
 		r.P50, r.P90, r.N, err1 = metricOf(got, m.ours, m.scale)

@@ -174,6 +174,7 @@ var suites = []suite{
 	{"create_with_policy", policyCreate},
 	{"policy_apply policy_tighten new_flow_added_us established_rtt forward_throughput dns_cached dns_uncached_added dns_flood " +
 		"sni_connect_added sni_throughput sni_resets", egressRows},
+	{"vault_request_added vault_throughput vault_concurrency", vaultRows},
 	{"import_1GB", imports},
 	{"security_start_cost", securityStart},
 	{"security_syscall_cost", securityCalls},

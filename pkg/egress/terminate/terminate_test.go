@@ -353,6 +353,36 @@ func TestStreams(t *testing.T) {
 	})
 }
 
+// TestParts: no part of an answer waits for the next one, also if its length is known.
+func TestParts(t *testing.T) {
+	next := make(chan struct{})
+	h := func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("Content-Length", "5")
+		for i := range 6 {
+			io.CopyN(rw, zeros{}, int64(min(i, 1))) //nolint:errcheck // the client says
+			http.NewResponseController(rw).Flush()  //nolint:errcheck // likewise
+			select {
+			case <-next:
+			case <-r.Context().Done():
+				return
+			}
+		}
+	}
+	eachWay(t, h, func(t *testing.T, d *desk, c *http.Client, k *clerk) {
+		resp, err := c.Do(request(t, "GET", "https://"+host+"/", nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		for i := range 6 {
+			if _, err := io.ReadFull(resp.Body, make([]byte, min(i, 1))); err != nil {
+				t.Fatal(err)
+			}
+			next <- struct{}{}
+		}
+	})
+}
+
 // TestCancelled: a guest that gives up ends the request at the server, and nothing is left.
 func TestCancelled(t *testing.T) {
 	gone := make(chan struct{}, 1)
