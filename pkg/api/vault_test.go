@@ -91,16 +91,6 @@ func (f *fakeVaults) Delete(_ context.Context, r *record.Record) error {
 	return nil
 }
 
-func (f *fakeVaults) Placeholders(id string) map[string]string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	out := map[string]string{}
-	for _, c := range f.all[id].Credentials() {
-		out[c.Name] = c.Placeholder
-	}
-	return out
-}
-
 // planted is a value that must be nowhere but in the vault.
 const planted = "PLANTED-s3cr3t-value"
 

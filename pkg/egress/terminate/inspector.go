@@ -45,6 +45,9 @@ type settings struct {
 	judge    Judge
 	roots    *x509.CertPool
 	sessions tls.ClientSessionCache
+
+	holds   context.Context // ends when other settings are in use
+	replace context.CancelFunc
 }
 
 // nearCurves are the exchanges of keys with guests: those that are safe from quantum computers take
@@ -133,7 +136,10 @@ func (i *inspector) configure(f io.ReaderAt) error {
 	if s.judge, err = i.judges(c.Judge, newDaemon(i), old); err != nil {
 		return fmt.Errorf("read what the judge needs: %w", err)
 	}
-	i.conf.Store(s)
+	s.holds, s.replace = context.WithCancel(context.Background())
+	if before := i.conf.Swap(s); before != nil {
+		before.replace()
+	}
 	return nil
 }
 

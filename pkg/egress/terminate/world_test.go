@@ -384,11 +384,18 @@ type site struct {
 // newSite serves what h answers, with HTTP/2 if h2.
 func newSite(t testing.TB, h http.Handler, h2 bool, conf *tls.Config) *site {
 	t.Helper()
+	return newSiteOf(t, h, h2, conf, 0)
+}
+
+// newSiteOf is newSite with so many streams at a time; 0: as many as net/http allows.
+func newSiteOf(t testing.TB, h http.Handler, h2 bool, conf *tls.Config, streams int) *site {
+	t.Helper()
 	s := &site{}
 	if conf == nil {
 		conf = &tls.Config{Certificates: []tls.Certificate{certOf()}}
 	}
-	s.Handler, s.TLSConfig, s.Protocols, s.DisableGeneralOptionsHandler = h, conf, protocols(h2), true
+s.Handler, s.TLSConfig, s.Protocols, s.DisableGeneralOptionsHandler = h, conf, protocols(h2), true
+	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: streams}
 	l := must(net.Listen("tcp", "127.0.0.1:0"))
 	s.addr = l.Addr().String()
 	hosttest.ServeHTTP(t, l, &s.Server)
