@@ -140,6 +140,7 @@ func inspected(e egress.InspectEvent) string {
 		egress.InspectEcho:        "the value of " + e.Credential + " is in an answer of " + host,
 		egress.InspectUntrusted:   "a program does not trust the authority of this sandbox, so it does not reach " + host,
 		egress.InspectHandshake:   "TLS of a program failed on the way to " + host,
+		egress.InspectLeft:        "a program got the certificate of this sandbox's authority for " + host + ", and sent no request",
 		egress.InspectUnverified:  "the certificate of " + host + " cannot be verified, so nothing is sent there",
 		egress.InspectWantsClient: host + " wants a certificate of its client, and sandboxd has none",
 		egress.InspectNoChild:     "no child that decrypts for this sandbox runs, so its connections by name are reset",

@@ -239,6 +239,7 @@ const (
 	InspectEcho        = "echo"               // a value in an answer
 	InspectUntrusted   = "untrusted"          // the guest does not trust the sandbox's authority
 	InspectHandshake   = "handshake"          // another failure of TLS with the guest
+	InspectLeft        = "left"               // the guest got a certificate, and sent no request
 	InspectUnverified  = "unverified"         // the certificate of the server does not verify
 	InspectWantsClient = "client-certificate" // the server wants a certificate of its client
 	InspectNoChild     = "no-child"           // no child runs for the sandbox, so its connections are reset
@@ -251,7 +252,7 @@ var (
 		terminate.Echo: InspectEcho,
 	}
 	kindsOfNotes = map[terminate.NoteKind]string{
-		terminate.GuestRefuses: InspectUntrusted, terminate.GuestHandshake: InspectHandshake,
+		terminate.GuestRefuses: InspectUntrusted, terminate.GuestHandshake: InspectHandshake, terminate.GuestLeft: InspectLeft,
 		terminate.ServerUnverified: InspectUnverified, terminate.ServerWants: InspectWantsClient,
 	}
 )

@@ -49,7 +49,7 @@ func (in *Internet) prepare(dir string) (err error) {
 	index, files := python()
 	in.web.hosts = map[string]http.Handler{
 		PythonIndex: index, PythonFiles: files, NodeHost: node(), DebianHost: debian(), GitHost: repository, GoHost: modules(),
-		Resolver: http.HandlerFunc(in.overHTTPS),
+		Resolver: http.HandlerFunc(in.overHTTPS), EchoHost: protocols(),
 	}
 	maps.Copy(in.web.hosts, private(index, repository))
 	in.web.hosts[VaultHost] = &in.kept
@@ -59,7 +59,9 @@ func (in *Internet) prepare(dir string) (err error) {
 	in.Set(PythonFiles, Record{CNAME: "edge.network.example"})
 	in.Set("edge.network.example", Record{CNAME: "shared.network.example"})
 	in.Set("shared.network.example", Record{A: []netip.Addr{Shared}})
-	in.Set("denied.example", Record{A: []netip.Addr{Shared}}) // a neighbour on the address
+	for _, name := range []string{"denied.example", MutualHost, StrangerHost} { // neighbours on the address
+		in.Set(name, Record{A: []netip.Addr{Shared}})
+	}
 	return nil
 }
 

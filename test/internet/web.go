@@ -65,7 +65,7 @@ func (in *Internet) serveWeb() error {
 		}
 		s := &http.Server{
 			Handler: &in.web, Protocols: protocols, ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: time.Minute,
-			TLSConfig: &tls.Config{GetCertificate: in.web.certificate},
+			TLSConfig: &tls.Config{GetCertificate: in.web.certificate, GetConfigForClient: in.web.forClient},
 		}
 		in.open = append(in.open, s)
 		go func() {
@@ -155,7 +155,11 @@ func (w *web) certificate(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	of := template(int64(len(w.certs)+2), name)
 	of.DNSNames, of.KeyUsage = []string{name}, x509.KeyUsageDigitalSignature
 	of.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	der, err := x509.CreateCertificate(rand.Reader, of, w.ca, w.key.Public(), w.key)
+	by := w.ca
+	if name == StrangerHost {
+		by = of
+	}
+	der, err := x509.CreateCertificate(rand.Reader, of, by, w.key.Public(), w.key)
 	if err != nil {
 		return nil, err
 	}

@@ -106,6 +106,49 @@ func TestGuestRefuses(t *testing.T) {
 	}
 }
 
+// TestGuestLeaves: the daemon hears of a program that looks at the certificate after the
+// handshake, as those do that pin one, and not of one that is silent or sends something.
+func TestGuestLeaves(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
+	protocols := []string{"http/1.1", "h2"}
+	for _, protocol := range protocols { // they say nothing until their time is up
+		defer d.tls(protocol).Close()
+	}
+	for _, protocol := range protocols {
+		for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+			c := tls.Client(d.connect(), &tls.Config{
+				RootCAs: authority().pool(), ServerName: host, NextProtos: []string{protocol}, MaxVersion: version,
+			})
+			if err := c.Handshake(); err != nil {
+				t.Fatal(err)
+			}
+			if version == tls.VersionTLS12 { // without a word of TLS
+				c.NetConn().Close()
+			} else {
+				c.Close()
+			}
+			if n := <-d.notes; n.Kind != GuestLeft || n.Name != host {
+				t.Errorf("%s: %v", protocol, n)
+			}
+			<-d.ended
+		}
+		c := d.client(protocol == "h2")
+		get(t, c, request(t, "GET", "https://"+host+"/", nil))
+		c.CloseIdleConnections()
+		<-d.ended
+	}
+	half := d.tls("http/1.1")
+	io.WriteString(half, "GET / HT") //nolint:errcheck // it is closed
+	half.Close()
+	for range 1 + len(protocols) {
+		<-d.ended
+	}
+	if len(d.notes) > 0 {
+		t.Error(<-d.notes)
+	}
+}
+
 // TestEnds: a guest that goes away at any moment leaves nothing.
 func TestEnds(t *testing.T) {
 	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)

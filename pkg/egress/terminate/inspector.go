@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -75,7 +76,8 @@ func newInspector(judges JudgeMaker) *inspector {
 			MaxConcurrentStreams: maxStreams, MaxReadFrameSize: frameSize,
 			MaxReceiveBufferPerConnection: guestWindow, MaxReceiveBufferPerStream: guestStream,
 		},
-		ErrorLog: log.New(io.Discard, "", 0), // guests would fill the log
+		ErrorLog:  log.New(io.Discard, "", 0), // guests would fill the log
+		ConnState: i.changed,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, sessionKey{}, c.(*tls.Conn).NetConn().(*session))
 		},
@@ -196,6 +198,21 @@ func handshakeFailed(name string, err error) Note {
 	return Note{GuestHandshake, name, "TLS of the program failed: " + err.Error()}
 }
 
+// changed is the ConnState of the http.Server, which calls a connection active when it has read
+// something: over HTTP/2 a preface.
+func (i *inspector) changed(c net.Conn, to http.ConnState) {
+	s := c.(*tls.Conn).NetConn().(*session)
+	switch to {
+	case http.StateActive:
+		s.asked.Store(true)
+	case http.StateClosed:
+		if !s.asked.Load() && !s.waits.Load() {
+			i.notes.tell(s.Line(), Note{GuestLeft, s.Name, "it may expect one certificate only (pinning), or have opened the " +
+				"connection for later"})
+		}
+	}
+}
+
 // isAlert reports whether crypto/tls has read an alert of the other side.
 func isAlert(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
@@ -209,6 +226,8 @@ type session struct {
 	dials  chan struct{} // has one for each dial under way
 	wanted atomic.Bool   // the server has asked for a certificate
 	spoke  atomic.Bool   // the server has answered a request
+	asked  atomic.Bool   // the guest has sent something
+	waits  atomic.Bool   // for the guest, or it did so when its time was up or the flow was closed here
 
 	mu    sync.Mutex
 	open  map[*socket]bool
@@ -265,6 +284,16 @@ func (s *session) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 	s.open[k] = true
 	return k, nil
+}
+
+// Read reads what the guest sends.
+func (s *session) Read(p []byte) (int, error) {
+	s.waits.Store(true)
+	n, err := s.Guest.Read(p)
+	if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
+		s.waits.Store(false)
+	}
+	return n, err
 }
 
 // Close ends the flow, and the connections to the server.

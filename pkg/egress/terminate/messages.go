@@ -159,6 +159,7 @@ type NoteKind uint8
 const (
 	GuestRefuses     NoteKind = iota + 1 // the guest does not trust the sandbox's authority
 	GuestHandshake                       // another failure of TLS with the guest
+	GuestLeft                            // the guest ended the connection when it had the certificate, and sent no request
 	ServerUnverified                     // the certificate of the server does not verify
 	ServerWants                          // the server wants a certificate of its client
 	noteKinds
