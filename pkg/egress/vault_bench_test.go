@@ -48,7 +48,7 @@ type vaulted struct {
 // newVaulted makes one whose clients and server speak HTTP/2, or HTTP/1.1.
 func newVaulted(b *testing.B, h2 bool) *vaulted {
 	v := &vaulted{b: b, w: newWorld(b), roots: x509.NewCertPool(), pids: make(chan int, 10), here: make(chan struct{})}
-	v.roots.AddCert(public().cert)
+	v.roots.AddCert(public().Cert)
 	v.w.in(v.w.outside, func() { v.serve(h2) })
 	v.e, _ = v.w.openInspecting(func(c *Config) {
 		c.MaxFlows = 60_000
@@ -87,7 +87,7 @@ func (v *vaulted) serve(h2 bool) {
 			io.CopyN(rw, zeros{}, n) //nolint:errcheck // the client says
 		}),
 		ErrorLog: log.New(io.Discard, "", 0), Protocols: speaks(h2),
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{public().serve}},
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate()}},
 	}
 	v.b.Cleanup(func() { s.Close() })
 	go s.ServeTLS(l, "", "") //nolint:errcheck // ends with the benchmark

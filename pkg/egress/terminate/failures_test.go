@@ -118,7 +118,7 @@ func TestGuestLeaves(t *testing.T) {
 	for _, protocol := range protocols {
 		for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 			c := tls.Client(d.connect(), &tls.Config{
-				RootCAs: authority().pool(), ServerName: host, NextProtos: []string{protocol}, MaxVersion: version,
+				RootCAs: authority().Pool(), ServerName: host, NextProtos: []string{protocol}, MaxVersion: version,
 			})
 			if err := c.Handshake(); err != nil {
 				t.Fatal(err)

@@ -171,7 +171,7 @@ func TestRevoked(t *testing.T) {
 		}
 	}
 	revoke := func(d *desk) {
-		if err := (Config{Roots: public().pem(), Judge: []byte(secret)}).Send(t.Context(), d.line); err != nil {
+		if err := (Config{Roots: public().PEM(), Judge: []byte(secret)}).Send(t.Context(), d.line); err != nil {
 			t.Error(err)
 		}
 	}
