@@ -35,6 +35,8 @@ type inspector struct {
 	turns chan struct{}              // has one for each value that the daemon is asked for
 	busy  atomic.Int32               // requests under way
 
+	aheads chan struct{} // see ahead
+
 	tls   *tls.Config // to guests
 	conns chan net.Conn
 	proxy *httputil.ReverseProxy
@@ -56,7 +58,9 @@ var nearCurves = []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.Cur
 const flushAfter = time.Millisecond
 
 func newInspector(judges JudgeMaker) *inspector {
-	i := &inspector{judges: judges, conns: make(chan net.Conn), turns: make(chan struct{}, maxValues)}
+	i := &inspector{
+		judges: judges, conns: make(chan net.Conn), turns: make(chan struct{}, maxValues), aheads: make(chan struct{}, maxAheads),
+	}
 	i.tls = &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: i.certificate,
 		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true, CurvePreferences: nearCurves,

@@ -167,7 +167,7 @@ func (b bySession) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 		r.Body = open{r.Body, guest}
 	}
 	if r.ProtoMajor == 1 && r.Body != nil && long(r.ContentLength) {
-		body := newAhead(r.Body)
+		body := newAhead(r.Body, b.i.aheads)
 		r.Body = body
 		defer func() {
 			if err != nil {
@@ -180,7 +180,7 @@ func (b bySession) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 		return nil, err
 	}
 	if resp.ProtoMajor == 1 && resp.StatusCode != http.StatusSwitchingProtocols && long(resp.ContentLength) {
-		resp.Body = newAhead(resp.Body)
+		resp.Body = newAhead(resp.Body, b.i.aheads)
 	}
 	return resp, nil
 }
