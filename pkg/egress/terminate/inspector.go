@@ -54,7 +54,7 @@ type settings struct {
 var nearCurves = []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.CurveP521}
 
 // flushAfter is how long the head, or a part, of an answer waits for what follows, if its length is
-// known: that of a short answer goes in one packet with it. Others do not wait.
+// known and short: they go in one packet. Others do not wait.
 const flushAfter = time.Millisecond
 
 func newInspector(judges JudgeMaker) *inspector {

@@ -179,8 +179,11 @@ func (b bySession) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if resp.ProtoMajor == 1 && resp.StatusCode != http.StatusSwitchingProtocols && long(resp.ContentLength) {
-		resp.Body = newAhead(resp.Body, b.i.aheads)
+	if resp.StatusCode != http.StatusSwitchingProtocols && long(resp.ContentLength) {
+		if resp.ProtoMajor == 1 {
+			resp.Body = newAhead(resp.Body, b.i.aheads)
+		}
+		resp.ContentLength = -1 // so no part waits, for which ReverseProxy would start a timer: see flushAfter
 	}
 	return resp, nil
 }
