@@ -11,6 +11,9 @@ import (
 const (
 	aheadFrom   = 256 << 10 // bytes: a body that is shorter has no goroutine
 	aheadChunks = 2
+	// maxAheads is how many bodies of a child are read ahead. Of more, those keep the processors
+	// busy without.
+	maxAheads = 4 * processors
 )
 
 // An ahead is a body of HTTP/1.1 of which more is read, and decrypted, while what was read is
@@ -18,8 +21,9 @@ const (
 // four buffers of 32 KiB at most.
 type ahead struct {
 	src    io.ReadCloser
+	turns  chan struct{} // has one for each of the child that has a goroutine
 	passed int
-	chunks chan chunk // nil until aheadFrom bytes have passed
+	chunks chan chunk // nil until aheadFrom bytes have passed, and it is its turn
 	this   chunk
 	rest   []byte // of this
 	closed chan struct{}
@@ -32,18 +36,16 @@ type chunk struct {
 	err error
 }
 
-func newAhead(src io.ReadCloser) *ahead { return &ahead{src: src, closed: make(chan struct{})} }
+func newAhead(src io.ReadCloser, turns chan struct{}) *ahead {
+	return &ahead{src: src, turns: turns, closed: make(chan struct{})}
+}
 
 // Read reads the body.
 func (a *ahead) Read(p []byte) (int, error) {
-	switch {
-	case a.chunks == nil && a.passed < aheadFrom:
+	if a.chunks == nil && !a.begin() {
 		n, err := a.src.Read(p)
 		a.passed += n
 		return n, err
-	case a.chunks == nil:
-		a.chunks = make(chan chunk, aheadChunks)
-		go a.fill(a.chunks)
 	}
 	for len(a.rest) == 0 {
 		if a.this.err != nil {
@@ -65,7 +67,23 @@ func (a *ahead) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// begin begins to read ahead, if that is worth it.
+func (a *ahead) begin() bool {
+	if a.passed < aheadFrom {
+		return false
+	}
+	select {
+	case a.turns <- struct{}{}:
+		a.chunks = make(chan chunk, aheadChunks)
+		go a.fill(a.chunks)
+		return true
+	default:
+		return false
+	}
+}
+
 func (a *ahead) fill(to chan<- chunk) {
+	defer func() { <-a.turns }()
 	for {
 		c := chunk{b: relay.Buffers{}.Get()}
 		c.n, c.err = a.src.Read(c.b)

@@ -21,7 +21,7 @@ func TestAhead(t *testing.T) {
 		"broken":     io.MultiReader(bytes.NewReader(body), iotest.ErrReader(broken)),
 	} {
 		for _, size := range []int{1 << 10, 32 << 10, 100 << 10} {
-			a := newAhead(io.NopCloser(src))
+			a := newAhead(io.NopCloser(src), make(chan struct{}, 1))
 			var got bytes.Buffer
 			buf := make([]byte, size)
 			var err error
@@ -48,7 +48,7 @@ func TestAhead(t *testing.T) {
 // TestAheadClosed: to close a body ends a Read that waits.
 func TestAheadClosed(t *testing.T) {
 	out, in := io.Pipe()
-	a := newAhead(out)
+	a := newAhead(out, make(chan struct{}, 1))
 	go in.Write(make([]byte, aheadFrom)) //nolint:errcheck // the reads say
 	if _, err := io.ReadFull(a, make([]byte, aheadFrom)); err != nil {
 		t.Fatal(err)
@@ -56,5 +56,35 @@ func TestAheadClosed(t *testing.T) {
 	time.AfterFunc(time.Millisecond, func() { a.Close() })
 	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.ErrClosedPipe) {
 		t.Error(err)
+	}
+}
+
+// TestAheadTurns: while as many bodies are read ahead as may be, others are read as they are, until
+// one of those has ended.
+func TestAheadTurns(t *testing.T) {
+	turns := make(chan struct{}, 1)
+	begun := func() *ahead {
+		a := newAhead(io.NopCloser(io.LimitReader(zeros{}, 4*aheadFrom)), turns)
+		if _, err := io.CopyN(io.Discard, a, 2*aheadFrom); err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	first, second := begun(), begun()
+	if first.chunks == nil || second.chunks != nil {
+		t.Errorf("read ahead: the first %v, the second %v", first.chunks != nil, second.chunks != nil)
+	}
+	for _, a := range []*ahead{second, first} {
+		if n, err := io.Copy(io.Discard, a); n != 2*aheadFrom || err != nil {
+			t.Errorf("the rest has %d bytes, %v", n, err)
+		}
+		a.Close()
+	}
+	turns <- struct{}{} // the first has given its turn back
+	<-turns
+	if third := begun(); third.chunks == nil {
+		t.Error("a third one is not read ahead")
+	} else {
+		third.Close()
 	}
 }

@@ -36,6 +36,8 @@ type inspector struct {
 	turns chan struct{}              // has one for each value that the daemon is asked for
 	busy  atomic.Int32               // requests under way
 
+	aheads chan struct{} // see ahead
+
 	tls   *tls.Config // to guests
 	conns chan net.Conn
 	proxy *httputil.ReverseProxy
@@ -56,11 +58,13 @@ type settings struct {
 var nearCurves = []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.CurveP521}
 
 // flushAfter is how long the head, or a part, of an answer waits for what follows, if its length is
-// known: that of a short answer goes in one packet with it. Others do not wait.
+// known and short: they go in one packet. Others do not wait.
 const flushAfter = time.Millisecond
 
 func newInspector(judges JudgeMaker) *inspector {
-	i := &inspector{judges: judges, conns: make(chan net.Conn), turns: make(chan struct{}, maxValues)}
+	i := &inspector{
+		judges: judges, conns: make(chan net.Conn), turns: make(chan struct{}, maxValues), aheads: make(chan struct{}, maxAheads),
+	}
 	i.tls = &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: i.certificate,
 		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true, CurvePreferences: nearCurves,

@@ -168,7 +168,7 @@ func (b bySession) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 		r.Body = open{r.Body, guest}
 	}
 	if r.ProtoMajor == 1 && r.Body != nil && long(r.ContentLength) {
-		body := newAhead(r.Body)
+		body := newAhead(r.Body, b.i.aheads)
 		r.Body = body
 		defer func() {
 			if err != nil {
@@ -180,8 +180,11 @@ func (b bySession) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if resp.ProtoMajor == 1 && resp.StatusCode != http.StatusSwitchingProtocols && long(resp.ContentLength) {
-		resp.Body = newAhead(resp.Body)
+	if resp.StatusCode != http.StatusSwitchingProtocols && long(resp.ContentLength) {
+		if resp.ProtoMajor == 1 {
+			resp.Body = newAhead(resp.Body, b.i.aheads)
+		}
+		resp.ContentLength = -1 // so no part waits, for which ReverseProxy would start a timer: see flushAfter
 	}
 	return resp, nil
 }
