@@ -394,7 +394,7 @@ func newSiteOf(t testing.TB, h http.Handler, h2 bool, conf *tls.Config, streams 
 	if conf == nil {
 		conf = &tls.Config{Certificates: []tls.Certificate{certOf()}}
 	}
-s.Handler, s.TLSConfig, s.Protocols, s.DisableGeneralOptionsHandler = h, conf, protocols(h2), true
+	s.Handler, s.TLSConfig, s.Protocols, s.DisableGeneralOptionsHandler = h, conf, protocols(h2), true
 	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: streams}
 	l := must(net.Listen("tcp", "127.0.0.1:0"))
 	s.addr = l.Addr().String()
