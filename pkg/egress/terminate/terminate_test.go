@@ -165,9 +165,17 @@ func TestChangedMeanwhile(t *testing.T) {
 func TestRevoked(t *testing.T) {
 	wantRevoked := func(t *testing.T, c *http.Client, path string) {
 		t.Helper()
-		resp, body := get(t, c, request(t, "POST", "https://"+host+path, nil))
-		if resp.StatusCode != 503 || !strings.Contains(body, "have just changed: send the request again") {
-			t.Errorf("%d %s", resp.StatusCode, body)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		resp, err := c.Do(request(t, "POST", "https://"+host+path, nil).WithContext(ctx))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != 503 || !strings.Contains(string(body), "have just changed: send the request again") {
+			t.Errorf("%d %s, %v", resp.StatusCode, body, err)
 		}
 	}
 	revoke := func(d *desk) {
