@@ -156,9 +156,10 @@ func TestNoLeaf(t *testing.T) {
 
 // TestReplacedHeader: an Answerer may give an answer 1xx another header.
 func TestReplacedHeader(t *testing.T) {
-	s := sending{r: request(t, "GET", "https://"+host+"/", nil), a: replacing{}}
+	s := sending{r: request(t, "GET", "https://"+host+"/", nil), a: replacing{}, conf: &settings{holds: t.Context()}}
+	out, _ := s.request()
 	h := textproto.MIMEHeader{"Link": {secret}}
-	if err := httptrace.ContextClientTrace(s.request().Context()).Got1xxResponse(103, h); err != nil || fmt.Sprint(h) != "map[Link:[***]]" {
+	if err := httptrace.ContextClientTrace(out.Context()).Got1xxResponse(103, h); err != nil || fmt.Sprint(h) != "map[Link:[***]]" {
 		t.Errorf("%v, %v", h, err)
 	}
 }

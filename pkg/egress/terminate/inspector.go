@@ -44,6 +44,9 @@ type settings struct {
 	judge    Judge
 	roots    *x509.CertPool
 	sessions tls.ClientSessionCache
+
+	holds   context.Context // ends when other settings are in use
+	replace context.CancelFunc
 }
 
 func newInspector(judges JudgeMaker) *inspector {
@@ -124,7 +127,10 @@ func (i *inspector) configure(f io.ReaderAt) error {
 	if s.judge, err = i.judges(c.Judge, newDaemon(i), old); err != nil {
 		return fmt.Errorf("read what the judge needs: %w", err)
 	}
-	i.conf.Store(s)
+	s.holds, s.replace = context.WithCancel(context.Background())
+	if before := i.conf.Swap(s); before != nil {
+		before.replace()
+	}
 	return nil
 }
 

@@ -160,6 +160,91 @@ func TestChangedMeanwhile(t *testing.T) {
 	}
 }
 
+// TestRevoked: a request that was let pass, and waits for a connection or for its turn on one, does
+// not leave when its Config is replaced meanwhile.
+func TestRevoked(t *testing.T) {
+	wantRevoked := func(t *testing.T, c *http.Client, path string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		resp, err := c.Do(request(t, "POST", "https://"+host+path, nil).WithContext(ctx))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != 503 || !strings.Contains(string(body), "have just changed: send the request again") {
+			t.Errorf("%d %s, %v", resp.StatusCode, body, err)
+		}
+	}
+	revoke := func(d *desk) {
+		if err := (Config{Roots: public().pem(), Judge: []byte(secret)}).Send(t.Context(), d.line); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, h2 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("dial/h2=%t", h2), func(t *testing.T) {
+			came := make(chan string, 10)
+			at := newSite(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { came <- r.URL.Path }), h2, nil)
+			dialing, release := make(chan bool, 10), make(chan bool)
+			d := newDesk(t, (&clerk{}).maker, func() (net.Conn, error) {
+				dialing <- true
+				<-release
+				return at.dial()
+			})
+			go func() {
+				<-dialing
+				revoke(d)
+				close(release)
+			}()
+			c := d.client(h2)
+			wantRevoked(t, c, "/revoked")
+			resp, _ := get(t, c, request(t, "POST", "https://"+host+"/again", nil))
+			if first := <-came; resp.StatusCode != 200 || first != "/again" {
+				t.Errorf("%s; the server got %s first", resp.Status, first)
+			}
+		})
+	}
+	t.Run("turn", func(t *testing.T) {
+		came, hold := make(chan string, 10), make(chan bool)
+		at := newSiteOf(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if came <- r.URL.Path; r.URL.Path == "/first" {
+				<-hold
+			}
+		}), true, nil, 1)
+		j := &slowly{loaded: make(chan bool), release: make(chan bool)}
+		d := newDesk(t, func([]byte, Daemon, Judge) (Judge, error) { return j, nil }, at.dial)
+		c := d.client(true)
+		first := make(chan int)
+		go func() {
+			resp, err := c.Do(request(t, "POST", "https://"+host+"/first", nil))
+			if err != nil {
+				t.Error(err)
+				close(first)
+				return
+			}
+			resp.Body.Close()
+			first <- resp.StatusCode
+		}()
+		<-j.loaded
+		j.release <- true
+		if got := <-came; got != "/first" {
+			t.Error(got)
+		}
+		go func() {
+			<-j.loaded
+			j.release <- true
+			revoke(d) // when it waits for a stream, or a moment earlier
+		}()
+		wantRevoked(t, c, "/second") // while the first is under way
+		close(hold)
+		if status := <-first; status != 200 || len(came) != 0 {
+			t.Errorf("one that has left gets %d; the server got %d more", status, len(came))
+		}
+	})
+}
+
 // TestMethods: TRACE and CONNECT are refused.
 func TestMethods(t *testing.T) {
 	eachWay(t, echo, func(t *testing.T, d *desk, c *http.Client, k *clerk) {

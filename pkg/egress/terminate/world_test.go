@@ -425,12 +425,19 @@ type site struct {
 // newSite serves what h answers, with HTTP/2 if h2.
 func newSite(t testing.TB, h http.Handler, h2 bool, conf *tls.Config) *site {
 	t.Helper()
+	return newSiteOf(t, h, h2, conf, 0)
+}
+
+// newSiteOf is newSite with so many streams at a time; 0: as many as net/http allows.
+func newSiteOf(t testing.TB, h http.Handler, h2 bool, conf *tls.Config, streams int) *site {
+	t.Helper()
 	s := &site{}
 	if conf == nil {
 		conf = &tls.Config{Certificates: []tls.Certificate{must(certOf())}}
 	}
 	s.Handler, s.TLSConfig, s.ErrorLog = h, conf, log.New(io.Discard, "", 0)
 	s.Protocols, s.DisableGeneralOptionsHandler = protocols(h2), true
+	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: streams}
 	l := must(net.Listen("tcp", "127.0.0.1:0"))
 	s.addr = l.Addr().String()
 	go s.ServeTLS(l, "", "") //nolint:errcheck // ends with the test
