@@ -192,7 +192,9 @@ func newFixedDaemon(t *testing.T) (url string) {
 		Allow: "pypi.org:443", Command: "sandboxctl egress patch --allow pypi.org:443 lab",
 	}
 	secrets := wire.CredentialVault{
-		Revision: 2, Credentials: []wire.Credential{{Name: "key", SourceType: "file", Revision: 1, Placeholder: "sbxph_of_key"}},
+		Revision: 2, Credentials: []wire.Credential{
+			{Name: "key", SourceType: "file", Revision: 1, Placeholder: "sbxph_of_key", Env: "API_KEY"},
+		},
 		Bindings: []wire.CredentialBinding{{
 			Name: "api", Revision: 2, Auth: wire.CredentialAuthKind{Type: "bearer"},
 			Match: wire.CredentialMatch{

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -85,11 +86,11 @@ func (f *vaultDaemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		f.v = next
 		w.WriteHeader(status)
-		placeholders := map[string]string{}
-		for _, c := range f.v.Credentials() {
-			placeholders[c.Name] = "sbxph_of_" + c.Name
+		st := f.v.State()
+		for i, c := range st.Credentials {
+			st.Credentials[i].Placeholder = "sbxph_of_" + c.Name
 		}
-		json.NewEncoder(w).Encode(spec.Vault(f.v.State(), placeholders)) //nolint:errcheck // the test sees what is missing
+		json.NewEncoder(w).Encode(spec.Vault(st, true)) //nolint:errcheck // the test sees what is missing
 	}
 }
 
@@ -134,13 +135,24 @@ func TestSecret(t *testing.T) {
 			t.Fatalf("%q: %+v, want %q", args, r, want)
 		}
 	}
-	ok("", "SECRET   SOURCE   REVISION   PLACEHOLDER\n", "ls", "lab")
+	ok("", "SECRET   SOURCE   REVISION   ENV   PLACEHOLDER\n", "ls", "lab")
 	ok("", "", "ls", "-q", "lab")
 	ok("s3cr3t-one\n", "token\n", "set", "lab", "token")
 	if got := f.value("token"); got != "s3cr3t-one" {
 		t.Errorf("the value is %q: one line end is left out", got)
 	}
+	env := func() (name string) {
+		f.locked(func() { name = f.v.Credential("token").Env })
+		return name
+	}
+	ok("s3cr3t-one\n", "token\n", "set", "--env", "API_TOKEN", "lab", "token")
+	if env() != "API_TOKEN" {
+		t.Errorf("the variable is %q", env())
+	}
 	ok("s3cr3t\r\ntwo\r\n", "token\n", "set", "--file", "-", "lab", "token")
+	if env() != "API_TOKEN" {
+		t.Errorf("after another value, the variable is %q", env())
+	}
 	if got := f.value("token"); got != "s3cr3t\r\ntwo" {
 		t.Errorf("replaced: %q", got)
 	}
@@ -152,7 +164,11 @@ func TestSecret(t *testing.T) {
 	if got := f.value("token"); got != "s3cr3t-three" {
 		t.Errorf("of a file: %q", got)
 	}
-	ok("", "key\n", "set", "--from-file", "/etc/key", "lab", "key")
+	ok("s3cr3t-three", "token\n", "set", "--env=", "lab", "token")
+	if env() != "" {
+		t.Errorf("a variable that was removed is %q", env())
+	}
+	ok("", "key\n", "set", "--from-file", "/etc/key", "--env", "MAPS_KEY", "lab", "key")
 	ok("", "made\n", "set", "lab", "made", "--from-command", "--cache", "5m", "--", "/bin/new", "--for", "lab")
 	var now *vault.Vault // it never changes: a change makes another
 	f.locked(func() { now = f.v })
@@ -166,11 +182,21 @@ func TestSecret(t *testing.T) {
 	ok("", "maps\n", "bind", "lab", "maps", "--credential", "key", "--host", "maps.example.net", "--scheme", "http", "--substitute",
 		"query,path")
 	ok("", "basic\n", "bind", "lab", "basic", "--credential", "made", "--host", "basic.example.net", "--basic")
+	ok("", "two\n", "bind", "lab", "two", "--host", "two.example.net", "--header", "X-Key-Id=key", "--header", "x-key=made")
+	ok("", "one\n", "bind", "lab", "one", "--host", "one.example.net", "--header", "X-Key", "--header", "X-Made=made",
+		"--credential", "key")
+	f.locked(func() { now = f.v })
+	for i, want := range []string{"[{X-Key key} {X-Made made}]", "[{X-Key-Id key} {X-Key made}]"} {
+		if got := fmt.Sprint(now.Bindings()[3+i].Auth.Headers); got != want {
+			t.Errorf("headers %s, want %s", got, want)
+		}
+	}
+	ok("", "one\ntwo\n", "unbind", "lab", "one", "two")
 	ok("", strings.Join([]string{
-		"SECRET   SOURCE    REVISION   PLACEHOLDER",
-		"key      file      4          sbxph_of_key",
-		"made     command   5          sbxph_of_made",
-		"token    inline    3          sbxph_of_token",
+		"SECRET   SOURCE    REVISION   ENV        PLACEHOLDER",
+		"key      file      6          MAPS_KEY   sbxph_of_key",
+		"made     command   7                     sbxph_of_made",
+		"token    inline    5                     sbxph_of_token",
 		"",
 		"BINDING   SCHEMES   HOSTS                           METHODS                     PATHS   AUTH",
 		"api       https     *.example.com,api.example.org   GET                         /v1/*   apiKey X-Key",
@@ -271,6 +297,8 @@ func TestBadSecrets(t *testing.T) {
 		"set lab token --cache 5m":                                          "--cache is for",
 		"set lab token --from-file /y --cache 1.5s":                         "whole seconds",
 		"bind lab api --host a.example.com":                                 "--credential is missing",
+		"bind lab api --host a.example.com --header X --header Y=t":         "--credential is missing",
+		"bind lab api --host a.example.com --header X=t --credential t":     "--credential has no use",
 		"bind lab api --credential token":                                   "--host is missing",
 		"bind lab api --credential t --host a.example.com --bearer --basic": "exclude each other",
 		"bind lab api --credential t --host a.example.com --placeholder x":  "--placeholder is for",

@@ -178,9 +178,6 @@ type (
 		PatchTrusted(ctx context.Context, r *record.Record, body []byte) (vault.State, error)
 		Get(ctx context.Context, r *record.Record) (vault.State, error)
 		Delete(ctx context.Context, r *record.Record) error
-		// Placeholders returns, by credential, what the guest of a sandbox may send in the place of
-		// the value.
-		Placeholders(id string) map[string]string
 	}
 	// Stats measures. (cgroups, snapshot, netns)
 	Stats interface {

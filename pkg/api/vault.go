@@ -17,7 +17,7 @@ import (
 
 // vaultHandlers show and change the credential vaults of sandboxes, in two places:
 //
-//	/sandboxes/{id}/credential-vault…              with the placeholders of credentials
+//	/sandboxes/{id}/credential-vault…              with the placeholders and variables of credentials
 //	/sandboxes/{id}/proxy/18080/credential-vault…  as OpenSandbox has it (policyHandlers.port)
 //
 // No body of theirs is kept or logged: it goes to vaults, whose errors never have a value.
@@ -47,13 +47,13 @@ func (h *vaultHandlers) get(w http.ResponseWriter, r *http.Request, rec record.R
 	return err
 }
 
-// read returns what can be shown of a vault: with native also the placeholders.
+// read returns what can be shown of a vault: with native also placeholders and variables.
 func (h *vaultHandlers) read(ctx context.Context, rec *record.Record, kind, name string, native bool) (any, error) {
 	st, err := h.vaults.Get(ctx, rec)
 	if err != nil {
 		return nil, vaultError("read", rec.ID, err)
 	}
-	v := spec.Vault(st, h.placeholders(rec, native))
+	v := spec.Vault(st, native)
 	switch {
 	case kind == "":
 		return v, nil
@@ -77,13 +77,6 @@ func (h *vaultHandlers) read(ctx context.Context, rec *record.Record, kind, name
 	}
 	return nil, errs.Wire(errs.New(errs.NotFound, "the credential vault of sandbox %s has no %s named %q; `sandboxctl secret ls %s` lists "+
 		"what it has", rec.ID, strings.TrimSuffix(kind, "s"), httperr.Clip(name, vault.MaxName), rec.ID), wire.CodeNoVault)
-}
-
-func (h *vaultHandlers) placeholders(rec *record.Record, native bool) map[string]string {
-	if !native {
-		return nil
-	}
-	return h.vaults.Placeholders(rec.ID)
 }
 
 // create makes a vault.
@@ -125,7 +118,7 @@ func (h *vaultHandlers) change(w http.ResponseWriter, r *http.Request, rec recor
 	if err != nil {
 		return vaultError(what, rec.ID, err)
 	}
-	writeJSON(w, status, spec.Vault(st, h.placeholders(&rec, native)))
+	writeJSON(w, status, spec.Vault(st, native))
 	return nil
 }
 

@@ -91,16 +91,6 @@ func (f *fakeVaults) Delete(_ context.Context, r *record.Record) error {
 	return nil
 }
 
-func (f *fakeVaults) Placeholders(id string) map[string]string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	out := map[string]string{}
-	for _, c := range f.all[id].Credentials() {
-		out[c.Name] = c.Placeholder
-	}
-	return out
-}
-
 // planted is a value that must be nowhere but in the vault.
 const planted = "PLANTED-s3cr3t-value"
 
@@ -179,6 +169,12 @@ func TestVault(t *testing.T) {
 		step("PATCH", "", `{"credentials":{"delete":["token"]}}`, 400, "change the binding first")
 		step("PATCH", "", `{"expectedRevision":1,"credentials":{"replace":[{"name":"token","source":{"value":"`+planted+`"}}]}}`, 200,
 			`"revision":2,"credentials":[{"name":"token","sourceType":"inline","revision":2`)
+		const withEnv = `{"credentials":{"replace":[{"name":"token","env":"%s","source":{"value":"` + planted + `"}}]}}`
+		step("PATCH", "", fmt.Sprintf(withEnv, "MY TOKEN"), 400, "no name of a variable")
+		step("PATCH", "", fmt.Sprintf(withEnv, "API_TOKEN"), 200, `"revision":3`)
+		if a := w.do("GET", at+"/credentials/token", ""); strings.Contains(string(a.body), `"env":"API_TOKEN"`) != native {
+			t.Errorf("%s: %s: a variable, or none", place, a.body)
+		}
 		step("DELETE", "", "", 204)
 		step("GET", "", "", 404)
 		if log := w.log.String(); strings.Contains(log, planted) || !strings.Contains(log, "credential vault") {

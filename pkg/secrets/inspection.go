@@ -6,40 +6,26 @@ import (
 	"slices"
 
 	"github.com/sandboxd/sandboxd/internal/sealed"
+	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/egress/authority"
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// An Inspection says which hosts of a sandbox are decrypted beside those that its rules about
-// requests mark, and gives its child what it needs. All functions may be called concurrently.
-type Inspection struct {
-	// Vault is vault.Encode, with values; nil: there is none.
-	Vault []byte
-	// Marks reports whether a binding is for a host; nil: there is no binding.
-	Marks func(scheme, host string) bool
-	// Leaf signs a certificate for a name (authority.Authority.Leaf). It reads the authority of
-	// the moment: it may be called when the sandbox has one, and no earlier.
-	Leaf func(name string) (cert, key []byte, err error)
-	// Value is the value of a credential whose source is a file or a command. Its errors are for
-	// the log, and never have the value.
-	Value func(ctx context.Context, credential string) ([]byte, error)
-	Mask  bool // see inject.Options.Mask
-}
-
 // Inspection returns what egress needs of the secrets of a sandbox: nil if it was made without
 // inspection. It takes no lock, so Config.Apply may call it. It fails as Get does, but not if there
-// is no vault.
+// is no vault. Leaf reads the authority of the moment: it may be called when the sandbox has one, and
+// no earlier.
 //
 // Whoever calls Inspection and registers what it returns does both under one lock of the
 // sandbox: else an old vault could be registered after a new one.
-func (k *Keeper) Inspection(ctx context.Context, r *record.Record) (*Inspection, error) {
+func (k *Keeper) Inspection(ctx context.Context, r *record.Record) (*egress.Inspection, error) {
 	if !r.Spec.Inspect {
 		return nil, nil
 	}
 	id := r.ID
-	i := &Inspection{
+	i := &egress.Inspection{
 		Mask: k.c.Mask,
 		Leaf: func(name string) (cert, key []byte, err error) {
 			a, err := k.authority(context.Background(), id)

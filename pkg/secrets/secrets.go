@@ -217,20 +217,3 @@ func (k *Keeper) lock(ctx context.Context, id string, kind record.SecretKind) (u
 	}
 	return unlock, nil
 }
-
-// Problems says, a line each, what is wrong with the key, for people.
-func (k *Keeper) Problems(ctx context.Context) (lines []string) {
-	if k.c.Key != nil {
-		return nil
-	}
-	all, unreadable, err := k.c.Store.Secrets(ctx)
-	if err != nil {
-		return []string{fmt.Sprintf("secrets of sandboxes: %s", err)}
-	}
-	why := k.c.KeyErr
-	if why == nil {
-		why = errors.New("none was given")
-	}
-	return []string{fmt.Sprintf("there is no key for the secrets of sandboxes (%s), so sandboxes with inspection do not start, and %s "+
-		"cannot be opened: %s", why, errs.Count(len(all)+len(unreadable), "secret", "secrets"), k.c.Key.Bring())}
-}

@@ -150,8 +150,8 @@ func (k *Keeper) Delete(ctx context.Context, r *record.Record) error {
 	return k.apply(ctx, r.ID, fmt.Sprintf("the credential vault of sandbox %s is deleted", r.ID))
 }
 
-// Get returns what may be shown of the vault of a sandbox. As the next four, it fails with
-// errs.NotFound if there is none, and with errs.Unavailable if its key is missing.
+// Get returns what may be shown of the vault of a sandbox. It fails with errs.NotFound if there is
+// none, and with errs.Unavailable if its key is missing.
 func (k *Keeper) Get(ctx context.Context, r *record.Record) (vault.State, error) {
 	v, err := k.vault(ctx, r.ID)
 	if err != nil {
@@ -160,59 +160,7 @@ func (k *Keeper) Get(ctx context.Context, r *record.Record) (vault.State, error)
 	return v.State(), nil
 }
 
-// Credentials returns what may be shown of the credentials.
-func (k *Keeper) Credentials(ctx context.Context, r *record.Record) (vault.CredentialList, error) {
-	v, err := k.vault(ctx, r.ID)
-	if err != nil {
-		return vault.CredentialList{}, err
-	}
-	return v.CredentialList(), nil
-}
-
-// Credential returns what may be shown of one credential; errs.NotFound also if there is none of
-// that name.
-func (k *Keeper) Credential(ctx context.Context, r *record.Record, name string) (vault.CredentialMetadata, error) {
-	v, err := k.vault(ctx, r.ID)
-	if err != nil {
-		return vault.CredentialMetadata{}, err
-	}
-	return v.CredentialMetadata(name)
-}
-
-// Bindings returns what may be shown of the bindings.
-func (k *Keeper) Bindings(ctx context.Context, r *record.Record) (vault.BindingList, error) {
-	v, err := k.vault(ctx, r.ID)
-	if err != nil {
-		return vault.BindingList{}, err
-	}
-	return v.BindingList(), nil
-}
-
-// Binding returns what may be shown of one binding; errs.NotFound also if there is none of that
-// name.
-func (k *Keeper) Binding(ctx context.Context, r *record.Record, name string) (vault.BindingMetadata, error) {
-	v, err := k.vault(ctx, r.ID)
-	if err != nil {
-		return vault.BindingMetadata{}, err
-	}
-	return v.BindingMetadata(name)
-}
-
-// Placeholders are what the guest of a sandbox may hold in place of the values, by the name of the
-// credential: they are no secrets. It is nil if there is no vault, or it cannot be opened.
-func (k *Keeper) Placeholders(id string) map[string]string {
-	v, err := k.vault(context.Background(), id)
-	if err != nil {
-		return nil
-	}
-	out := map[string]string{}
-	for _, c := range v.Credentials() {
-		out[c.Name] = c.Placeholder
-	}
-	return out
-}
-
-// Environment is what a start of a sandbox adds to the guest's environment: placeholders, by the
+// Environment is what the guest of a sandbox has beside its own environment: placeholders, by the
 // variables of vault.Credential.Env. It is empty if there is no vault, and fails as Get does.
 func (k *Keeper) Environment(ctx context.Context, r *record.Record) (map[string]string, error) {
 	v, err := k.vault(ctx, r.ID)

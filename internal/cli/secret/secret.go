@@ -85,9 +85,9 @@ func show(o *command.Output, v wire.CredentialVault) error {
 
 var secrets = command.Listing[wire.Credential]{
 	Name:   func(c wire.Credential) string { return c.Name },
-	Header: []string{"SECRET", "SOURCE", "REVISION", "PLACEHOLDER"},
+	Header: []string{"SECRET", "SOURCE", "REVISION", "ENV", "PLACEHOLDER"},
 	Row: func(c wire.Credential) []string {
-		return []string{c.Name, c.SourceType, strconv.FormatInt(c.Revision, 10), c.Placeholder}
+		return []string{c.Name, c.SourceType, strconv.FormatInt(c.Revision, 10), c.Env, c.Placeholder}
 	},
 }
 

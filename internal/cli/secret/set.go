@@ -26,6 +26,7 @@ type sourceFlags struct {
 	fromFile    string
 	fromCommand bool
 	cache       time.Duration
+	env         string
 	given       func(string) bool
 }
 
@@ -44,11 +45,16 @@ The value is read from standard input, or from a file of this machine (--file), 
 from an argument, which other users could see. A line end at its end is left out. On a
 terminal it is asked for and not shown. No command prints it again.
 
+With --env, commands of the sandbox have the placeholder of the secret in that variable,
+from the next command on, so programs that want a key there start and send it. Another
+value does not change the variable; --env '' removes it.
+
 With --from-file or --from-command the value stays on the daemon's host: it is read there
 when it is needed. Only the administrator of that host, who uses the Unix socket, can name
 its files and commands.`,
 		Example: `  sandboxctl secret set lab token < token.txt
   sandboxctl secret set lab deploy-key --file id_ed25519
+  sandboxctl secret set lab github --env GITHUB_TOKEN < token.txt
   sandboxctl secret set lab token --from-file /etc/sandboxd/tokens/api
   sandboxctl secret set lab token --from-command --cache 5m -- /usr/local/bin/new-token --short`,
 		Args: cobra.MinimumNArgs(2),
@@ -57,7 +63,11 @@ its files and commands.`,
 			if err != nil {
 				return err
 			}
-			v, err := put(ctx, cl.Vault(args[0]), wire.NewCredential{Name: args[1], Source: source})
+			c := wire.NewCredential{Name: args[1], Source: source}
+			if s.given("env") {
+				c.Env = &s.env
+			}
+			v, err := put(ctx, cl.Vault(args[0]), c)
 			if err != nil {
 				return err
 			}
@@ -70,6 +80,7 @@ its files and commands.`,
 	f.StringVar(&s.fromFile, "from-file", "", "absolute path of a file of the daemon's host, which is read when the secret is used")
 	f.BoolVar(&s.fromCommand, "from-command", false, "COMMAND of the daemon's host prints the value; it runs as root, without a shell")
 	f.DurationVar(&s.cache, "cache", time.Minute, "with --from-file and --from-command: how long a value is used before it is read again")
+	f.StringVar(&s.env, "env", "", "variable of the sandbox's commands that has the placeholder, such as API_TOKEN")
 	s.given = f.Changed
 	return cmd
 }

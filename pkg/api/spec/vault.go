@@ -5,14 +5,15 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 )
 
-// Vault shows a credential vault, with the placeholders of its credentials, by name, as far as
-// they are given.
-func Vault(st vault.State, placeholders map[string]string) wire.CredentialVault {
+// Vault shows a credential vault; native: also what OpenSandbox's does not have.
+func Vault(st vault.State, native bool) wire.CredentialVault {
 	out := wire.CredentialVault{Revision: st.Revision, Credentials: []wire.Credential{}, Bindings: []wire.CredentialBinding{}}
 	for _, c := range st.Credentials {
-		out.Credentials = append(out.Credentials, wire.Credential{
-			Name: c.Name, SourceType: string(c.SourceType), Revision: c.Revision, Placeholder: placeholders[c.Name],
-		})
+		shown := wire.Credential{Name: c.Name, SourceType: string(c.SourceType), Revision: c.Revision}
+		if native {
+			shown.Placeholder, shown.Env = c.Placeholder, c.Env
+		}
+		out.Credentials = append(out.Credentials, shown)
 	}
 	for _, b := range st.Bindings {
 		out.Bindings = append(out.Bindings, wire.CredentialBinding{

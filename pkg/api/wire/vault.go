@@ -41,6 +41,8 @@ type Credential struct {
 	Revision   int64  `json:"revision"`   // of the vault, when it was last written
 	// Placeholder is what the guest may send in the place of the value. (ours; not at port 18080)
 	Placeholder string `json:"placeholder,omitempty"`
+	// Env is the variable of the guest's environment that has the placeholder. (ours; not at port 18080)
+	Env string `json:"env,omitempty"`
 }
 
 // CredentialBinding says in which requests credentials are put, without naming them.
@@ -86,6 +88,9 @@ func (CredentialSource) GoString() string { return "(hidden)" }
 type NewCredential struct {
 	Name   string           `json:"name"`
 	Source CredentialSource `json:"source"`
+	// Env names the variable of the guest's environment that gets the placeholder: "" is none. If
+	// it is nil, a credential that is replaced keeps its own. (ours)
+	Env *string `json:"env,omitempty"`
 }
 
 // NewBinding is a binding in a request.
@@ -100,7 +105,14 @@ type CredentialAuth struct {
 	Type          string                   `json:"type"`
 	Credential    string                   `json:"credential,omitempty"` // of bearer, basic and apiKey
 	Name          string                   `json:"name,omitempty"`       // of apiKey
+	Headers       []CredentialHeader       `json:"headers,omitempty"`    // of customHeaders
 	Substitutions []CredentialSubstitution `json:"substitutions,omitempty"`
+}
+
+// CredentialHeader is a header and the credential that gives its value.
+type CredentialHeader struct {
+	Name       string `json:"name"`
+	Credential string `json:"credential"`
 }
 
 // CredentialSubstitution replaces a text that the guest sends by the value of a credential.

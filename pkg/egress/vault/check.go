@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -43,14 +44,24 @@ func checkName(at, name string) error {
 	return nil
 }
 
-// checkEnv checks the name of a variable; "" is none.
+// checkEnv checks the name of a variable; "" is none. It is one that every shell can read (POSIX,
+// Environment Variable Definition).
 func checkEnv(at, name string) error {
-	if name != "" && (!record.IsVariable(name) || record.IsReserved(name) || len(name) > MaxName || !utf8.ValidString(name)) {
-		return invalid(at, "its env is no name of a variable, such as API_TOKEN, or longer than %d bytes, or reserved for "+
-			"OpenSandbox", MaxName)
+	switch {
+	case name == "":
+	case len(name) > MaxName:
+		return invalid(at, "its env has %d bytes; at most %d are allowed", len(name), MaxName)
+	case !variable.MatchString(name):
+		return invalid(at, "its env is no name of a variable: want letters, digits and _, and no digit first, such as API_TOKEN")
+	case record.IsReserved(name):
+		return invalid(at, "its env is a variable of OpenSandbox's own programs, which no guest gets; name another one")
+	case name == "PATH" || name == "HOME":
+		return invalid(at, "its env is %s, without which programs of the sandbox do not work; name another one", name)
 	}
 	return nil
 }
+
+var variable = regexp.MustCompile("^[A-Za-z_][A-Za-z0-9_]*$")
 
 // check checks a source by itself.
 func (s *Source) check(at string) error {

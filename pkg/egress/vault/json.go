@@ -121,6 +121,12 @@ func (r *reader) array(at string, limit int, each func(at string) error) error {
 
 // text reads a string into p.
 func (r *reader) text(p *string) func(at string) error {
+	var set bool
+	return r.said(p, &set)
+}
+
+// said reads a string into p. set tells whether there was one.
+func (r *reader) said(p *string, set *bool) func(at string) error {
 	return func(at string) error {
 		tok, err := r.token(at)
 		if err != nil || tok == nil {
@@ -133,7 +139,7 @@ func (r *reader) text(p *string) func(at string) error {
 		if strings.ContainsRune(s, utf8.RuneError) { // what encoding/json makes of a broken \u escape
 			return invalid(at, "it has half of a \\u escape, or U+FFFD")
 		}
-		*p = s
+		*p, *set = s, true
 		return nil
 	}
 }

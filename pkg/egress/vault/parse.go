@@ -11,7 +11,8 @@ import (
 )
 
 // Create reads the vault of an API client: CredentialVaultCreateRequest of
-// api/opensandbox/egress.yaml. Both arrays may be missing. Errors are errs.Invalid.
+// api/opensandbox/egress.yaml. Both arrays may be missing. Errors are errs.Invalid. Beside name and
+// source, a credential may have env (Credential.Env), which that document does not have.
 func Create(data []byte) (*Vault, error) { return create(data, false) }
 
 // CreateTrusted is Create for the administrator of the host, whose credentials may also come
@@ -20,8 +21,7 @@ func Create(data []byte) (*Vault, error) { return create(data, false) }
 //	{"type": "file", "path": "/etc/…", "cacheSeconds": 60}
 //	{"type": "command", "argv": ["/usr/bin/…", "…"], "cacheSeconds": 60}
 //
-// cacheSeconds is from 0 to 86400 and may be missing. Beside name and source a credential may
-// have env, see Credential.Env.
+// cacheSeconds is from 0 to 86400 and may be missing.
 func CreateTrusted(data []byte) (*Vault, error) { return create(data, true) }
 
 func create(data []byte, trusted bool) (*Vault, error) {
@@ -45,14 +45,14 @@ func (r *reader) credentials(p *[]*Credential, trusted bool) func(at string) err
 	return func(at string) error {
 		return r.array(at, MaxCredentials, func(at string) error {
 			c := &Credential{Placeholder: PlaceholderPrefix + rand.Text()}
+			mentions := false
 			if _, err := r.object(at, fields{
-				"name": r.text(&c.Name), "source": r.source(&c.Source, trusted), "env": r.text(&c.Env),
+				"name": r.text(&c.Name), "source": r.source(&c.Source, trusted),
+				"env": r.said(&c.Env, &mentions),
 			}); err != nil {
 				return err
 			}
-			if c.Env != "" && !trusted {
-				return invalid(at, "only the administrator of the host may name a variable for a credential; leave env out")
-			}
+			c.keepsEnv = !mentions
 			if err := checkEnv(at, c.Env); err != nil {
 				return err
 			}

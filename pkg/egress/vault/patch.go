@@ -75,7 +75,11 @@ func (v *Vault) changed(c change, trusted bool) (*Vault, error) {
 		new.Revision = out.revision
 		if old := v.credentials[new.Name]; old != nil {
 			new.Placeholder = old.Placeholder
+			if new.keepsEnv {
+				new.Env = old.Env
+			}
 		}
+		new.keepsEnv = false
 	}
 	for _, new := range slices.Concat(c.bindings.add, c.bindings.replace) {
 		new.Revision = out.revision

@@ -32,6 +32,9 @@ type CredentialMetadata struct {
 	Name       string     `json:"name"`
 	SourceType SourceType `json:"sourceType"`
 	Revision   int64      `json:"revision"`
+	// What that document does not have: Credential.Placeholder and Env.
+	Placeholder string `json:"-"`
+	Env         string `json:"-"`
 }
 
 // BindingMetadata is a binding without the names of its credentials. The defaults of its match
@@ -89,7 +92,7 @@ func (v *Vault) BindingMetadata(name string) (BindingMetadata, error) {
 }
 
 func (c *Credential) metadata() CredentialMetadata {
-	return CredentialMetadata{c.Name, c.Source.Type, c.Revision}
+	return CredentialMetadata{c.Name, c.Source.Type, c.Revision, c.Placeholder, c.Env}
 }
 
 func (b *Binding) metadata() BindingMetadata {

@@ -86,7 +86,7 @@ func Decode(data []byte) (*Vault, error) {
 	drawn := map[string]bool{}
 	for i, s := range in.Credentials {
 		at := fmt.Sprintf("credentials[%d]", i)
-		c := &Credential{s.Name, Source{s.Type, NewSecret(s.Value), s.Path, s.Argv, s.Cache}, s.Placeholder, s.Env, s.Revision}
+		c := &Credential{s.Name, Source{s.Type, NewSecret(s.Value), s.Path, s.Argv, s.Cache}, s.Placeholder, s.Env, s.Revision, false}
 		if err := errors.Join(checkName(at, c.Name), checkEnv(at, c.Env), c.Source.check(at)); err != nil {
 			return nil, fmt.Errorf("stored %w", err)
 		}

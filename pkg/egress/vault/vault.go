@@ -58,10 +58,12 @@ type Credential struct {
 	// of base32. It is drawn when the credential is added, and stays when its value is replaced:
 	// it may stand in the guest's environment.
 	Placeholder string
-	// Env, if not empty, names the variable of the guest's environment that has the placeholder,
-	// from the next start of the sandbox on. Only the administrator writes it. No two have the same.
+	// Env, if not empty, names the variable of the guest's environment that has the placeholder.
+	// A change that does not mention it keeps it. No two credentials have the same.
 	Env      string
 	Revision int64 // the vault's when this was last written
+
+	keepsEnv bool // of one that is being read: it does not mention Env
 }
 
 // A SourceType says where the value of a credential is.

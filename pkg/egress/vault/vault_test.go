@@ -72,7 +72,7 @@ func TestState(t *testing.T) {
 			t.Errorf("%s: %s", in, got)
 		}
 	}
-	if m, err := v.CredentialMetadata("token"); err != nil || m != (CredentialMetadata{"token", Inline, 1}) {
+	if m, err := v.CredentialMetadata("token"); err != nil || m.Name != "token" || m.SourceType != Inline || m.Revision != 1 {
 		t.Error(m, err)
 	}
 	if m, err := v.BindingMetadata("z"); err != nil || m.Auth.Name != "Private-Token" {
@@ -321,7 +321,7 @@ func TestTrusted(t *testing.T) {
 	}
 }
 
-// TestEnv: an administrator names the variable that has the placeholder, and nobody else.
+// TestEnv: a credential names the variable that has its placeholder, until a change says otherwise.
 func TestEnv(t *testing.T) {
 	with := func(envs ...string) string {
 		var all []string
@@ -330,7 +330,7 @@ func TestEnv(t *testing.T) {
 		}
 		return `{"credentials":[` + strings.Join(all, ",") + `]}`
 	}
-	v, err := CreateTrusted([]byte(with("API_TOKEN", "", "")))
+	v, err := Create([]byte(with("API_TOKEN", "", "")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -338,11 +338,38 @@ func TestEnv(t *testing.T) {
 	if err != nil || again.Credential("c0").Env != "API_TOKEN" || again.Credential("c1").Env != "" {
 		t.Errorf("%v: %+v", err, again)
 	}
-	if _, err := Create([]byte(with("API_TOKEN"))); err == nil || !strings.Contains(err.Error(), "only the administrator") {
-		t.Errorf("a client names a variable: %v", err)
+	if m, err := v.CredentialMetadata("c0"); err != nil || m.Env != "API_TOKEN" || m.Placeholder != v.Credential("c0").Placeholder {
+		t.Errorf("%+v, %v", m, err)
 	}
-	for _, bad := range []string{"A=B", "A\nB", strings.Repeat("A", MaxName+1), "OPENSANDBOX_LIFECYCLE"} {
-		if _, err := CreateTrusted([]byte(with(bad))); err == nil || !strings.Contains(err.Error(), "no name of a variable") {
+	for _, step := range []struct{ change, source, want string }{
+		{"replace", `"source":{"value":"y"}`, "API_TOKEN"}, // another value
+		{"replace", `"env":null,"source":{"value":"y"}`, "API_TOKEN"},
+		{"replace", `"env":"OTHER","source":{"value":"y"}`, "OTHER"},
+		{"replace", `"env":"","source":{"value":"y"}`, ""},
+		{"replace", `"source":{"value":"y"}`, ""},
+		{"replace", `"env":"API_TOKEN","source":{"value":"y"}`, "API_TOKEN"},
+	} {
+		placeholder := v.Credential("c0").Placeholder
+		if v, err = v.Patch([]byte(`{"credentials":{"` + step.change + `":[{"name":"c0",` + step.source + `}]}}`)); err != nil {
+			t.Fatalf("%+v: %v", step, err)
+		}
+		if c := v.Credential("c0"); c.Env != step.want || c.Placeholder != placeholder {
+			t.Errorf("%+v: %+v", step, c)
+		}
+	}
+	if v, err = v.Patch([]byte(`{"credentials":{"delete":["c0"]}}`)); err == nil {
+		v, err = v.Patch([]byte(`{"credentials":{"add":[{"name":"c0","source":{"value":"y"}}]}}`))
+	}
+	if err != nil || v.Credential("c0").Env != "" {
+		t.Errorf("one that was deleted and added again has %+v, %v", v, err)
+	}
+	v = create1(t, with("API_TOKEN"))
+	for bad, want := range map[string]string{
+		"A=B": "no name of a variable", "A\nB": "no name of a variable", "A\n": "no name of a variable", "1A": "no digit first",
+		"A-B": "no name of a variable", "Ä": "no name of a variable", " ": "no name of a variable",
+		strings.Repeat("A", MaxName+1): "129 bytes", "OPENSANDBOX_LIFECYCLE": "no guest gets", "PATH": "do not work",
+	} {
+		if _, err := Create([]byte(with(bad))); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.20q: %v", bad, err)
 		}
 	}
