@@ -41,34 +41,43 @@ const dialTimeout = 5 * time.Second
 type agents struct {
 	cfg   *config.Config
 	disks *snapshot.Disks
-	// inspected returns the variables that a sandbox with inspected hosts gets beside its own.
-	inspected func(r *record.Record) (map[string]string, error)
+	// What a sandbox with inspected hosts has beside its own variables: those by which its programs
+	// find what to trust, and placeholders of credentials, which may change while it runs.
+	trusted      func(id string) (map[string]string, error)
+	placeholders func(context.Context, *record.Record) (map[string]string, error)
 
 	mu      sync.Mutex
 	clients map[string]*agent.Client // by sandbox ID
 }
 
-func newAgents(cfg *config.Config, disks *snapshot.Disks, inspected func(*record.Record) (map[string]string, error)) *agents {
-	return &agents{cfg: cfg, disks: disks, inspected: inspected, clients: map[string]*agent.Client{}}
+func newAgents(
+	cfg *config.Config, disks *snapshot.Disks, trusted func(id string) (map[string]string, error),
+	placeholders func(context.Context, *record.Record) (map[string]string, error),
+) *agents {
+	return &agents{cfg: cfg, disks: disks, trusted: trusted, placeholders: placeholders, clients: map[string]*agent.Client{}}
 }
 
 // Bootstrap returns the line that PID 1 of r reads. It drops the client for r:
 // connections to the agent of an earlier life are dead.
 func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 	a.forget(r.ID)
-	env := environment(r)
+	env, variables := environment(r), map[string]string(nil)
 	if r.Spec.Inspect {
-		more, err := a.inspected(r)
+		more, err := a.trusted(r.ID)
 		if err != nil {
 			return nil, err
 		}
 		maps.Copy(env, more) // the guest has set none of them
+		if variables, err = a.placeholders(context.Background(), r); err != nil {
+			return nil, fmt.Errorf("read the placeholders of sandbox %s: %w", r.ID, err)
+		}
 	}
 	b := agent.Bootstrap{
 		Protocol:           agent.Protocol,
 		Token:              r.Token,
 		Hostname:           r.Hostname(),
 		Env:                env,
+		Variables:          variables,
 		Entrypoint:         r.Spec.Entrypoint,
 		Literal:            r.Spec.Literal,
 		Workdir:            r.Spec.Image.Config.Workdir,
@@ -114,9 +123,22 @@ func (a *agents) client(r *record.Record) *agent.Client {
 	if c == nil {
 		addr := netip.AddrPortFrom(a.cfg.Addr(r.Slot), agent.Port)
 		c = agent.New(func(ctx context.Context) (net.Conn, error) { return dial(ctx, addr) }, r.Token)
+		if rec := *r; rec.Spec.Inspect {
+			c.GiveVariables(func(ctx context.Context) (map[string]string, error) { return a.placeholders(ctx, &rec) })
+		}
 		a.clients[r.ID] = c
 	}
 	return c
+}
+
+// changed says that a sandbox has other placeholders now. Its agent learns of them with the next
+// request.
+func (a *agents) changed(id string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.clients[id]; c != nil { // else the client that is made tells it
+		c.VariablesChanged()
+	}
 }
 
 // forget drops the client of a sandbox that is gone.

@@ -166,12 +166,16 @@ func (h *trustHost) mounted(t *testing.T) map[string]string {
 	return all
 }
 
-func (h *trustHost) variables(r *record.Record) (map[string]string, error) { return h.trusted(r.ID) }
+func (h *trustHost) agents() *agents {
+	return newAgents(h.cfg, nil, h.trusted, func(context.Context, *record.Record) (map[string]string, error) {
+		return map[string]string{"API_TOKEN": "sbxph_x"}, nil
+	})
+}
 
 // environment is what the agent of the sandbox gets.
 func (h *trustHost) environment(t *testing.T) map[string]string {
 	t.Helper()
-	f, err := newAgents(h.cfg, nil, h.variables).Bootstrap(h.r)
+	f, err := h.agents().Bootstrap(h.r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,6 +183,9 @@ func (h *trustHost) environment(t *testing.T) map[string]string {
 	b, err := agent.ReadBootstrap(f)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !maps.Equal(b.Variables, map[string]string{"API_TOKEN": "sbxph_x"}) == h.r.Spec.Inspect {
+		t.Errorf("inspected: %v; it gets %v", h.r.Spec.Inspect, b.Variables)
 	}
 	return b.Env
 }
@@ -363,7 +370,7 @@ func TestTrustFails(t *testing.T) {
 			if got := h.mounted(t); len(got) > 0 {
 				t.Errorf("half of it is mounted: %q", got)
 			}
-			if _, err := newAgents(h.cfg, nil, h.variables).Bootstrap(h.r); !errors.Is(err, fs.ErrNotExist) {
+			if _, err := h.agents().Bootstrap(h.r); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("it would start: %v", err)
 			}
 		})

@@ -389,7 +389,7 @@ func (d *Daemon) openManager() error {
 		return err
 	}
 	bundles.authority = authorityOf(d.secrets)
-	d.agents = newAgents(d.cfg, d.files.Disks, variablesOf(d.secrets, bundles.trusted))
+	d.agents = newAgents(d.cfg, d.files.Disks, bundles.trusted, d.secrets.Environment)
 	d.ports = publish.New(d.log)
 	d.onClose(func() error { d.ports.CloseAll(); return nil })
 	d.queue = admission.NewQueue(d.cfg.Limits.MaxCreating)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -58,7 +57,10 @@ func openSecrets(ctx context.Context, d *Daemon) error {
 		Key:    key,
 		KeyErr: err,
 		Host:   d.cfg.Egress.Host,
-		Apply:  func(ctx context.Context, id string) error { return sandbox.Reregister(ctx, d.manager, id) },
+		Apply: func(ctx context.Context, id string) error {
+			d.agents.changed(id)
+			return sandbox.Reregister(ctx, d.manager, id)
+		},
 		Mask:   d.cfg.Egress.MaskSecrets,
 		Try:    func(ctx context.Context, id string) (bool, error) { return sandbox.TryReregister(ctx, d.manager, id) },
 		Logger: d.log,
@@ -97,7 +99,7 @@ func (f firewall) Register(ctx context.Context, r *record.Record, addr netip.Add
 	if err != nil {
 		return fmt.Errorf("read the secrets of sandbox %s: %w", r.ID, err)
 	}
-	return f.Engine.Register(ctx, r.ID, addr, r.Spec.Network, (*egress.Inspection)(i))
+	return f.Engine.Register(ctx, r.ID, addr, r.Spec.Network, i)
 }
 
 // authorityOf returns the certificate of the authority of a sandbox that is about to start.
@@ -108,23 +110,6 @@ func authorityOf(k *secrets.Keeper) func(context.Context, *record.Record) ([]byt
 			return nil, err
 		}
 		return a.Certificate(), nil
-	}
-}
-
-// variablesOf are those that a sandbox with inspected hosts gets beside its own: those by which
-// its programs find what to trust, and placeholders of credentials.
-func variablesOf(k *secrets.Keeper, trusted func(id string) (map[string]string, error)) func(*record.Record) (map[string]string, error) {
-	return func(r *record.Record) (map[string]string, error) {
-		env, err := trusted(r.ID)
-		if err != nil {
-			return nil, err
-		}
-		placeholders, err := k.Environment(context.Background(), r)
-		if err != nil {
-			return nil, fmt.Errorf("read the placeholders of sandbox %s: %w", r.ID, err)
-		}
-		maps.Copy(env, placeholders)
-		return env, nil
 	}
 }
 

@@ -40,6 +40,8 @@
 //   - The entrypoint is a command with the id "entrypoint": status and logs
 //     work, interrupting it is refused.
 //   - POST /reach?host=&port= tries to reach a TCP port from inside, as [Reached].
+//   - PUT /limits has [Limits]; PUT /variables has variables by name, which replace
+//     [Bootstrap].Variables for what is started from then on.
 //   - GET /ping answers with X-Sandboxd-Agent-Protocol.
 //   - POST /command with Accept: application/vnd.sandboxd.frames answers raw
 //     frames instead of events, so that output arrives byte for byte.

@@ -45,6 +45,7 @@ type Client struct {
 	transport *http.Transport
 
 	doubtAfter, patience time.Duration
+	variables            variables
 
 	mu    sync.Mutex
 	spare net.Conn    // made and used by Ready; guarded by mu
@@ -54,6 +55,7 @@ type Client struct {
 // New returns a client that dials with dial and proves itself with token.
 func New(dial func(ctx context.Context) (net.Conn, error), token string) *Client {
 	c := &Client{dial: dial, token: token, doubtAfter: doubtAfter, patience: patience}
+	c.variables.turn = make(chan struct{}, 1)
 	c.transport = &http.Transport{
 		Proxy:                  nil, // never from the environment
 		DialContext:            c.connect,
@@ -90,6 +92,17 @@ func (c *Client) RoundTripper() http.RoundTripper { return roundTripper{c} }
 type roundTripper struct{ c *Client }
 
 func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	if err := t.c.tellVariables(r.Context()); err != nil {
+		if r.Body != nil {
+			r.Body.Close()
+		}
+		return nil, err
+	}
+	return t.send(r)
+}
+
+// send is RoundTrip, whatever the agent has been told.
+func (t roundTripper) send(r *http.Request) (*http.Response, error) {
 	ctx, giveUp := context.WithCancelCause(r.Context())
 	r2 := r.WithContext(ctx) // a shallow copy: round trippers must not change their request
 	u := *r.URL
@@ -249,27 +262,35 @@ func (c *Client) Ready(ctx context.Context) error {
 // Tell sends the agent the limits of its sandbox, which it reports inside. An agent of
 // an older release does not know the request, which is no error.
 func (c *Client) Tell(ctx context.Context, l Limits) error {
-	b, err := json.Marshal(l)
-	if err != nil {
-		return err
+	status, err := c.put(ctx, "/limits", l)
+	if err == nil && status != http.StatusOK && status != http.StatusNotFound {
+		err = fmt.Errorf("status %d", status)
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://sandbox/limits", bytes.NewReader(b))
-	if err != nil {
-		return err
-	}
-	resp, err := c.RoundTripper().RoundTrip(r)
 	if err != nil {
 		return fmt.Errorf("send the agent its limits: %w", err)
 	}
-	defer resp.Body.Close()
-	_, err = io.CopyN(io.Discard, resp.Body, 1<<10)
-	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusNotFound {
-		return fmt.Errorf("send the agent its limits: status %d", resp.StatusCode)
+	return nil
+}
+
+// put sends v as JSON.
+func (c *Client) put(ctx context.Context, path string, v any) (status int, err error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return 0, err
 	}
-	if err == io.EOF { // all of it
+	r, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://sandbox"+path, bytes.NewReader(b))
+	if err != nil {
+		return 0, err
+	}
+	resp, err := roundTripper{c}.send(r)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if _, err = io.CopyN(io.Discard, resp.Body, 1<<10); err == io.EOF { // all of it
 		err = nil
 	}
-	return err
+	return resp.StatusCode, err
 }
 
 func (c *Client) tryDial(ctx context.Context, limit time.Duration) (net.Conn, error) {

@@ -77,7 +77,7 @@ func (s *Server) startEntrypoint() (code int, err error) {
 	}
 	c, argv := s.entrypoint, s.start.argv
 	l := &command.Launch{
-		Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(s.guest.env)},
+		Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(s.guest.ownEnv())},
 		Dir: s.guest.workdir, Cred: s.guest.cred,
 	}
 	if !strings.Contains(l.Path, "/") {

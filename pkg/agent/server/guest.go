@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
@@ -22,8 +23,9 @@ type guest struct {
 	user     proc.Identity
 	cred     *syscall.Credential // what a child must change to be user
 	accounts *proc.Accounts
-	workdir  string            // of the image
-	env      map[string]string // of image and sandbox, and what a pre-script exports
+	workdir  string                            // of the image
+	env      map[string]string                 // of image and sandbox, and what a pre-script exports
+	given    atomic.Pointer[map[string]string] // variables over those, which the host may replace; never nil
 	files    files.Files
 }
 
@@ -36,6 +38,7 @@ func newGuest(image []string, b *agent.Bootstrap, workdir, stateDir string) (*gu
 	}
 	g.cred = g.user.Credential()
 	g.env = baseEnv(image, b, g.user)
+	g.given.Store(&b.Variables)
 	g.files = files.Files{Accounts: g.accounts, Workdir: workdir, StateDir: stateDir, User: g.user}
 	g.files.User.Home = g.env["HOME"] // an image may set another
 	return g, nil
@@ -73,10 +76,17 @@ func (g *guest) identityFor(req *agent.CommandRequest) (proc.Identity, error) {
 	return g.accounts.Resolve(spec)
 }
 
-// commandEnv stacks: image and sandbox; HOME of another user; the file named by
-// EXECD_ENVS, read anew each time; the request.
-func (g *guest) commandEnv(req *agent.CommandRequest, id proc.Identity) (map[string]string, error) {
+// ownEnv is the environment of a program of the guest that nobody asks for.
+func (g *guest) ownEnv() map[string]string {
 	env := maps.Clone(g.env)
+	maps.Copy(env, *g.given.Load())
+	return env
+}
+
+// commandEnv stacks: image and sandbox; what the host gives; HOME of another user; the file named
+// by EXECD_ENVS, read anew each time; the request.
+func (g *guest) commandEnv(req *agent.CommandRequest, id proc.Identity) (map[string]string, error) {
+	env := g.ownEnv()
 	if id.UID != g.user.UID {
 		env["HOME"] = id.Home
 	}

@@ -119,11 +119,19 @@ func (p *preScript) take(g *guest, entrypoint *command.Command) bool {
 			env[k] = v
 		}
 	}
-	for _, k := range []string{"_", "SHLVL", "PWD", "OLDPWD"} { // the shell's own
+	back := func(k string) {
 		if old, ok := g.env[k]; ok {
 			env[k] = old
 		} else {
 			delete(env, k)
+		}
+	}
+	for _, k := range []string{"_", "SHLVL", "PWD", "OLDPWD"} { // the shell's own
+		back(k)
+	}
+	for k, v := range *g.given.Load() { // which the host may take away
+		if env[k] == v {
+			back(k)
 		}
 	}
 	g.env = env

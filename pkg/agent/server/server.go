@@ -207,6 +207,8 @@ func (s *Server) routes(path string) reply.Methods {
 		return reply.Methods{"GET": s.commands.List, "POST": s.runCommand, "DELETE": s.interruptCommand}
 	case "/limits":
 		return reply.Methods{"PUT": s.setLimits}
+	case "/variables":
+		return reply.Methods{"PUT": s.setVariables}
 	case "/tasks":
 		return reply.Methods{"GET": countTasks}
 	case "/reach":
@@ -234,5 +236,15 @@ func (s *Server) setLimits(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	s.limits.Store(&l)
+	return reply.OK(w)
+}
+
+// setVariables is PUT /variables: what is started from now on has these.
+func (s *Server) setVariables(w http.ResponseWriter, r *http.Request) error {
+	v := map[string]string{}
+	if err := reply.ReadJSON(w, r, &v); err != nil {
+		return err
+	}
+	s.guest.given.Store(&v)
 	return reply.OK(w)
 }
