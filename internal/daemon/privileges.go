@@ -30,10 +30,14 @@ var kept = []int{
 	unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETPCAP, unix.CAP_KILL, unix.CAP_SYS_PTRACE, unix.CAP_SYS_CHROOT, unix.CAP_SYS_RESOURCE,
 }
 
-// dropPrivileges drops the capabilities that are not kept, from all threads and for good.
+// dropPrivileges turns core dumps off, and drops the capabilities that are not kept, from all
+// threads and for good.
 // Afterwards neither the daemon nor a program that it executes can, among others, load
 // modules, access hardware, reboot or set the clock.
 func dropPrivileges() error {
+	if err := noCores(); err != nil {
+		return err
+	}
 	if weak.Off(weak.Privileges) {
 		return nil
 	}
@@ -67,6 +71,16 @@ func dropPrivileges() error {
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)), uintptr(unsafe.Pointer(&caps[0])),
 		0); errno != 0 {
 		return fmt.Errorf("drop capabilities: %w", errno)
+	}
+	return nil
+}
+
+// noCores keeps the memory of this process, and of what it starts, out of core dumps: secrets of
+// sandboxes are in it. At 1 byte, and at no other value, the kernel neither writes a file nor starts
+// the program of core_pattern (core(5)). The service has the same (LimitCORE).
+func noCores() error {
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1}); err != nil {
+		return fmt.Errorf("turn core dumps off: %w", err)
 	}
 	return nil
 }
