@@ -69,7 +69,7 @@ func secretsHost(t *testing.T) (*internet.Internet, host) {
 		t.Fatal(err)
 	}
 	return in, newHost(t, daemontest.Options{Config: []string{
-		"[network]", fmt.Sprintf("upstreams = [%q]", internet.DNS), fmt.Sprintf("roots = %q", roots),
+		"[network]", fmt.Sprintf("upstreams = [%q]", internet.DNS), fmt.Sprintf("roots = %q", roots), "[egress]", "",
 	}})
 }
 

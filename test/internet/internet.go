@@ -53,6 +53,7 @@ type Internet struct {
 
 	zone zone
 	web  web
+	kept keeper
 	open []io.Closer
 }
 

@@ -52,6 +52,7 @@ func (in *Internet) prepare(dir string) (err error) {
 		Resolver: http.HandlerFunc(in.overHTTPS),
 	}
 	maps.Copy(in.web.hosts, private(index, repository))
+	in.web.hosts[VaultHost] = &in.kept
 	for _, name := range in.Names() {
 		in.Set(name, Record{A: []netip.Addr{Shared}})
 	}
