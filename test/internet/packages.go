@@ -52,12 +52,18 @@ func (in *Internet) prepare(dir string) (err error) {
 		Resolver: http.HandlerFunc(in.overHTTPS),
 	}
 	maps.Copy(in.web.hosts, private(index, repository))
+	maps.Copy(in.web.hosts, in.hostile.handlers())
 	for _, name := range in.Names() {
 		in.Set(name, Record{A: []netip.Addr{Shared}})
 	}
 	in.Set(PythonFiles, Record{CNAME: "edge.network.example"})
 	in.Set("edge.network.example", Record{CNAME: "shared.network.example"})
 	in.Set("shared.network.example", Record{A: []netip.Addr{Shared}})
+	for _, name := range []string{WatchedHost, ThiefHost} {
+		in.Set(name, Record{A: []netip.Addr{Other}})
+	}
+	in.Set(MovedHost, Record{CNAME: "lost.example"})
+	in.Set("lost.example", Record{A: []netip.Addr{Thief}})
 	in.Set("denied.example", Record{A: []netip.Addr{Shared}}) // a neighbour on the address
 	return nil
 }
