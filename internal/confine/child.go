@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -129,7 +130,7 @@ func (l limits) environment() []string {
 	if l.serves {
 		threads = min(runtime.NumCPU(), maxTasks/8)
 	}
-	return []string{fmt.Sprintf("GOMEMLIMIT=%d", l.data/3*2), fmt.Sprintf("GOMAXPROCS=%d", threads)}
+	return append([]string{fmt.Sprintf("GOMEMLIMIT=%d", l.data/3*2), fmt.Sprintf("GOMAXPROCS=%d", threads)}, weak.Environ()...)
 }
 
 // settle gives this process its root and its limits, leaves it only the capabilities

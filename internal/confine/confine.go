@@ -34,6 +34,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -130,7 +131,7 @@ func Start(ctx context.Context, c Child) (*Process, error) {
 	}
 	p.cmd = exec.CommandContext(ctx, "/proc/self/exe")
 	p.cmd.Args = append([]string{name, l.String(), c.Verb}, c.Args...)
-	p.cmd.Env = []string{}
+	p.cmd.Env = append([]string{}, weak.Environ()...) // an empty one is not that of the daemon
 	p.cmd.Dir = "/"
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = inR, outW, p.words
 	p.cmd.ExtraFiles = append(append([]*os.File(nil), c.Files...), root)

@@ -38,6 +38,11 @@ const (
 	Raw           Wall = "raw"          // the first table: foreign sources, broadcasts and multicast pass
 	Resolver      Wall = "resolver"     // it answers every sandbox, however much it asks
 	Proxy         Wall = "proxy"        // it lets every name pass, to every address
+	Judge         Wall = "judge"        // decrypted requests pass, whatever host, method and path they say
+	Vault         Wall = "vault"        // a credential goes wherever its placeholder stands, and with each request to a bound host
+	Servers       Wall = "servers"      // certificates of inspected servers are not verified
+	Echoes        Wall = "echoes"       // values of credentials in answers are neither seen nor masked
+	Sealing       Wall = "sealing"      // secrets are in the state file as they are
 	Keys          Wall = "keys"         // the API takes everybody for an admin
 	Roles         Wall = "roles"        // every role may do everything
 	Tokens        Wall = "tokens"       // ports of sandboxes ask for nothing

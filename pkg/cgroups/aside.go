@@ -23,6 +23,7 @@ type Aside struct {
 	t          *Tree
 	name, what string
 	limits     Limits
+	secret     bool // nothing of it goes to swap
 }
 
 // Outliving is for processes that outlive the daemon: a service manager ends what is in the
@@ -32,9 +33,10 @@ func (t *Tree) Outliving() Aside {
 }
 
 // Inspecting is for the children that decrypt for sandboxes. Together they use at most memory
-// bytes, and of processors that are short as much as one sandbox.
+// bytes, and of processors that are short as much as one sandbox. They have secrets, so nothing of
+// them goes to swap.
 func (t *Tree) Inspecting(memory int64) Aside {
-	return Aside{t, inspecting, "what decrypts for sandboxes", Limits{MemoryBytes: memory, CPUShares: 1024}}
+	return Aside{t, inspecting, "what decrypts for sandboxes", Limits{MemoryBytes: memory, CPUShares: 1024}, true}
 }
 
 // in are the hierarchies that it is in: those of sandboxes, and the one in which systemd
@@ -66,6 +68,13 @@ func (o Aside) Add(pid int) error {
 			if err := o.t.write(c, o.t.rootDir(o.t.layout.of[c])+"/"+o.name, o.limits); err != nil {
 				return fmt.Errorf("limit %s: %w", o.what, err)
 			}
+		}
+	}
+	// On v2 each limit of memory forbids swap. On v1 it is one of memory with swap, and the kernel
+	// may choose which.
+	if memory := o.t.layout.of["memory"]; made && o.secret && !memory.v2 {
+		if err := writeFile(o.t.rootDir(memory)+"/"+o.name+"/memory.swappiness", "0"); err != nil {
+			return fmt.Errorf("keep %s out of swap: %w", o.what, err)
 		}
 	}
 	for _, dir := range o.in() {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// testInspecting: what decrypts for sandboxes has a limit of memory, together.
+// testInspecting: what decrypts for sandboxes has a limit of memory, together, and no swap.
 func testInspecting(t *testing.T, e *env) {
 	o := e.Inspecting(64 << 20)
 	cmd := exec.Command("sleep", "1000")
@@ -24,13 +24,18 @@ func testInspecting(t *testing.T, e *env) {
 		}
 	}
 	h := e.layout.of["memory"]
-	file := "memory.limit_in_bytes"
+	files := map[string]string{"memory.limit_in_bytes": fmt.Sprint(64 << 20), "memory.swappiness": "0"}
 	if h.v2 {
-		file = "memory.max"
+		files = map[string]string{"memory.max": fmt.Sprint(64 << 20)}
+		if e.flavours["memory"].swap {
+			files["memory.swap.max"] = "0"
+		}
 	}
-	if path := e.rootDir(h) + "/" + inspecting + "/" + file; !reads(path, fmt.Sprint(64<<20)) {
-		text, err := readFile(path)
-		t.Errorf("%s is %q, %v", path, text, err)
+	for file, want := range files {
+		if path := e.rootDir(h) + "/" + inspecting + "/" + file; !reads(path, want) {
+			text, err := readFile(path)
+			t.Errorf("%s is %q, %v; want %s", path, text, err, want)
+		}
 	}
 	if list, err := o.Processes(); err != nil || !slices.Equal(list, []int{cmd.Process.Pid}) {
 		t.Errorf("%v, %v", list, err)

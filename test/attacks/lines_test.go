@@ -57,6 +57,21 @@ var lines = []line{
 		"connections to many ports", "queries", "a flood of denials*", "the log",
 	}, "pkg/egress TestFlowLimits, TestFlood, TestRates"},
 	{"modules of the kernel that read FTP, SIP, IRC", nil, "pkg/egress TestHelpers: it takes a rule of the host that guests cannot add"},
+	{"credentials: another host or server", []string{
+		"a credential for *", "a credential that follows a redirect*",
+	}, "pkg/egress TestOwnChildLies"},
+	{"credentials: another place in a request", []string{
+		"a placeholder *", "a credential by another path", "a credential by another method", "a credential in clear text",
+	}, "pkg/egress/vault/inject TestDrawn"},
+	{"credentials: requests within requests, two readings", []string{
+		"a request that a rule denies*", "a request within *", "a request behind *", "a request in a WebSocket", "a path *",
+		"another method or path by a header", "TRACE", "CONNECT in a decrypted connection", "a change to HTTP/2 in clear text",
+	}, "pkg/egress/terminate TestSmuggling, TestFrames"},
+	{"credentials: answers", []string{"an echo of a credential*"}, ""},
+	{"credentials: authorities", []string{"the authority of another sandbox", "a guest that does not trust the authority"}, ""},
+	{"credentials: in the sandbox, the daemon, its files and its API", []string{
+		"a credential in the *", "a credential by the API*",
+	}, "pkg/cgroups TestConformance: swap"},
 	{"forged marks", []string{"a forged mark"}, ""},
 	{"no rule", []string{"connect to the Internet"}, ""},
 }
@@ -82,7 +97,7 @@ func TestLines(t *testing.T) {
 			}
 		}
 	}
-	for _, a := range slices.Concat(networkAttacks, nameAttacks) {
+	for _, a := range slices.Concat(networkAttacks, nameAttacks, vaultAttacks, vaultDoors) {
 		if !tried[a.name] {
 			t.Errorf("attack %q belongs to no way of lines", a.name)
 		}

@@ -50,8 +50,8 @@ func TestAttacks(t *testing.T) {
 
 // pushed are the walls whose proofs are run by every push; the rest takes minutes.
 var pushed = []string{
-	"caps,seccomp", "chains", "descriptors", "framing", "keys", "masked-paths", "pids", "proxy", "readonly,userns", "resolver", "roles",
-	"seccomp", "tokens",
+	"caps,seccomp", "chains", "descriptors", "framing", "judge", "keys", "masked-paths", "pids", "proxy", "readonly,userns", "resolver",
+	"roles", "seccomp", "tokens", "vault",
 }
 
 // TestProofs: without its walls, every attack succeeds. So TestAttacks can fail.
@@ -175,7 +175,10 @@ func newField(t *testing.T, programs string) *field {
 	f.net = newInternet(t)
 	f.Daemon = daemontest.Prepare(t, daemontest.Options{
 		Programs: programs, Storage: []string{fmt.Sprintf("allowed_host_paths = [%q]", f.lent)},
-		Config: slices.Concat([]string{"[network]", fmt.Sprintf("upstreams = [%q]", internet.DNS)}, f.liar.config()),
+		Config: slices.Concat([]string{
+			"[network]", fmt.Sprintf("upstreams = [%q]", internet.DNS), fmt.Sprintf("roots = %q", f.roots()),
+			"[egress]", "mask_secrets = true",
+		}, f.liar.config()),
 	})
 	f.host, err = net.Listen("tcp4", "0.0.0.0:0")
 	must(t, err)
@@ -249,8 +252,16 @@ func (f *field) attack(t *testing.T, place string, attacks []attack, judge func(
 	f.await(t, neighbour.ID, 7000)
 	values := f.values(t, neighbour.ID, published)
 	shared := map[bool]*wire.Sandbox{} // by named
+	var held *vaulted                  // by a sandbox of its own
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
+			if a.vault {
+				if held == nil {
+					held = f.vaulted(t, place)
+				}
+				judge(t, a, f.move(t, a, held, values))
+				return
+			}
 			change := a.own
 			if a.named {
 				change = byName(a.own)

@@ -34,6 +34,9 @@ type attack struct {
 	run []string
 	// named runs it in a sandbox whose policy names hosts (byName).
 	named bool
+	// vault runs it in a sandbox that has a credential, with its own words (vaulted). If a value
+	// comes where it may not, the word is "leaked".
+	vault bool
 	// uid is who runs it inside.
 	uid int64
 	// own changes the sandbox. An attack with one has a sandbox for itself, and afterwards
@@ -79,7 +82,7 @@ func (w words) and(more ...string) words { return append(slices.Clone(w), more..
 // all is the table.
 func all() []attack {
 	return slices.Concat(kernelAttacks, escapes, agentAttacks, networkAttacks, nameAttacks, floods, apiAttacks, doorAttacks, archiveAttacks,
-		registryAttacks)
+		registryAttacks, vaultAttacks, vaultDoors)
 }
 
 // places are where an attack runs, with its proof there.

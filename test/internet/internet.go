@@ -51,10 +51,11 @@ const (
 type Internet struct {
 	CA []byte // the certificate that all its servers are trusted by, as PEM
 
-	zone zone
-	web  web
-	kept keeper
-	open []io.Closer
+	zone    zone
+	web     web
+	kept    keeper
+	hostile hostile
+	open    []io.Closer
 }
 
 // New makes an Internet for the sandboxes of a pool. It needs root.
@@ -74,6 +75,7 @@ func New(t testing.TB, pool netip.Prefix) *Internet {
 		"-n " + namespace + " addr add " + Shared.String() + "/28 dev out",
 		"-n " + namespace + " addr add " + Other.String() + "/28 dev out",
 		"-n " + namespace + " addr add " + Slow.String() + "/28 dev out",
+		"-n " + namespace + " addr add " + Thief.String() + "/28 dev out",
 		"-n " + namespace + " addr add " + Private.String() + "/24 dev out",
 		"-n " + namespace + " addr add " + Metadata.String() + "/32 dev out",
 		"-n " + namespace + " link set lo up",

@@ -53,6 +53,7 @@ func (in *Internet) prepare(dir string) (err error) {
 	}
 	maps.Copy(in.web.hosts, private(index, repository))
 	in.web.hosts[VaultHost] = &in.kept
+	maps.Copy(in.web.hosts, in.hostile.handlers())
 	for _, name := range in.Names() {
 		in.Set(name, Record{A: []netip.Addr{Shared}})
 	}
@@ -62,6 +63,11 @@ func (in *Internet) prepare(dir string) (err error) {
 	for _, name := range []string{"denied.example", MutualHost, StrangerHost} { // neighbours on the address
 		in.Set(name, Record{A: []netip.Addr{Shared}})
 	}
+	for _, name := range []string{WatchedHost, ThiefHost} {
+		in.Set(name, Record{A: []netip.Addr{Other}})
+	}
+	in.Set(MovedHost, Record{CNAME: "lost.example"})
+	in.Set("lost.example", Record{A: []netip.Addr{Thief}})
 	return nil
 }
 

@@ -112,10 +112,15 @@ func upgrade(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer c.Close()
+	io.WriteString(c, switched(r)) //nolint:errcheck // the client sees what is missing
+	io.Copy(c, buffered)           //nolint:errcheck // the same
+}
+
+// switched is the answer that makes a WebSocket of a request.
+func switched(r *http.Request) string {
 	sum := sha1.Sum([]byte(r.Header.Get("Sec-WebSocket-Key") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11")) //nolint:gosec // as above
-	fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: %s\r\n\r\n",
-		base64.StdEncoding.EncodeToString(sum[:]))
-	io.Copy(c, buffered) //nolint:errcheck // the client sees what is missing
+	return "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " +
+		base64.StdEncoding.EncodeToString(sum[:]) + "\r\n\r\n"
 }
 
 // authority makes the certificate that all others are signed by.
@@ -146,7 +151,10 @@ func (w *web) certificate(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	name := h.ServerName
-	if name == "" {
+	switch at, ok := h.Conn.LocalAddr().(*net.TCPAddr); {
+	case ok && at.AddrPort().Addr().Unmap() == Thief:
+		name = ThiefHost
+	case name == "":
 		name = "nobody.example"
 	}
 	if c := w.certs[name]; c != nil {

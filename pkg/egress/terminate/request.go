@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 )
 
@@ -90,6 +91,9 @@ func tell(rw http.ResponseWriter, r *http.Request, err error) {
 // Transfer-Encoding it has taken the first away (RFC 9112, section 6.3), of a folded line it
 // has made one; of HTTP/2 it has refused fields of one connection, and values with line ends.
 func refuse(r *http.Request, to Destination) *Refusal {
+	if weak.Off(weak.Judge) {
+		return nil
+	}
 	bad := func(text string) *Refusal { return &Refusal{http.StatusBadRequest, "SANDBOX::INVALID_PARAMETER", text} }
 	switch {
 	case r.Method == http.MethodConnect, r.Method == http.MethodTrace:
@@ -286,6 +290,9 @@ func (i *inspector) judged(r *http.Request, to Destination, send http.RoundTripp
 // compares it byte by byte would take another virtual host. In a URL of http stands a name
 // only: heads looks for it there.
 func pin(r *http.Request, to Destination) {
+	if weak.Off(weak.Judge) {
+		defer func(said string) { r.Host = said }(r.Host)
+	}
 	r.Host, r.URL.Scheme, r.URL.User, r.URL.Opaque = to.Name, to.Scheme, nil, ""
 	if to.Port != map[string]uint16{"http": 80, "https": 443}[to.Scheme] {
 		r.Host = net.JoinHostPort(to.Name, strconv.Itoa(int(to.Port)))

@@ -95,6 +95,10 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"spoof":        spoof,
 	"bare":         bare,
 	"arp":          arp,
+	"frames":       frames,
+	"fetch":        fetch,
+	"trusts":       trusts,
+	"hoard":        hoard,
 }
 
 func main() {

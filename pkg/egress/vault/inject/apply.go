@@ -12,6 +12,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/egress/paths"
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 )
@@ -56,7 +57,7 @@ func (l *Live) Apply(r *http.Request, scheme, host string, port uint16) (*Use, e
 	}
 	bound := host != "" && l.bound(host)
 	if bound {
-		if vault.Forbidden(a.method) {
+		if vault.Forbidden(a.method) && !weak.Off(weak.Judge) {
 			return nil, a.deny(Event{Kind: Malformed, Place: "method"}, http.StatusMethodNotAllowed, "sandboxd refuses "+
 				strings.ToUpper(a.method)+" to this host, because the host gets credentials, and the answer would show them.")
 		}
@@ -87,6 +88,9 @@ func (l *Live) Apply(r *http.Request, scheme, host string, port uint16) (*Use, e
 
 // whereTo refuses a request that says another host than the one it goes to.
 func (a *apply) whereTo() error {
+	if weak.Off(weak.Judge) {
+		return nil
+	}
 	said := a.r.Host
 	if said == "" {
 		said = a.r.URL.Host // what net/http sends as Host
@@ -248,7 +252,7 @@ var (
 // keeps what its guest says.
 func (a *apply) moves(name string) bool {
 	name = vault.FoldHeader(name)
-	return len(a.values) > 0 && (slices.Contains(movers, name) ||
+	return len(a.values) > 0 && !weak.Off(weak.Vault) && (slices.Contains(movers, name) ||
 		slices.ContainsFunc(moverPrefixes, func(p string) bool { return strings.HasPrefix(name, p) }))
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -671,4 +672,31 @@ func BenchmarkApply(b *testing.B) {
 			}
 		}
 	})
+}
+
+// TestGuessed: what a guest sees of a placeholder that is none does not depend on how much of it is
+// right. It is looked up by its hash, and compared with none.
+func TestGuessed(t *testing.T) {
+	w := newWorld(t, Options{})
+	right := w.drawn("token")
+	first, events := "", []Event(nil)
+	for n := len(vault.PlaceholderPrefix); n < len(right); n++ {
+		wrong := byte('A')
+		if right[n] == wrong {
+			wrong = 'B'
+		}
+		guess := right[:n] + string(wrong) + right[n+1:]
+		w.events = nil
+		_, err := w.at(parse(t, "GET /v1/ HTTP/1.1\nHost: api.example.com\nAuthorization: Bearer "+guess+"\n\n"))
+		d, ok := errors.AsType[*Denied](err)
+		if !ok || d.Kind != Foreign {
+			t.Fatalf("%d right characters: %v", n, err)
+		}
+		if first == "" {
+			first, events = d.Text, w.events
+		}
+		if d.Text != first || !slices.Equal(w.events, events) {
+			t.Errorf("%d right characters: %q, %v; want %q, %v", n, d.Text, w.events, first, events)
+		}
+	}
 }
