@@ -58,7 +58,7 @@ func watched(name, requests string, held ...string) attack {
 func echoing(name, path string, header ...string) attack {
 	return attack{
 		name: name, wall: "values in answers are masked (egress.mask_secrets)", vault: true, held: words{"other"},
-		run: append([]string{"fetch", "https://" + internet.EchoHost + path, "VALUE"}, header...),
+		run: append([]string{"fetch", "https://" + internet.RepeatHost + path, "VALUE"}, header...),
 	}
 }
 
@@ -244,13 +244,13 @@ var vaultAttacks = []attack{
 	attack{
 		name: "an echo of a credential, in heads and trailers", wall: "values in answers are masked (egress.mask_secrets)", vault: true,
 		held: words{"200"}, run: []string{
-			"https", "SHARED:443", internet.EchoHost, "VALUE", "GET /v1/head HTTP/1.1\nHost: echo.example\nTE: trailers\n" + ending,
+			"https", "SHARED:443", internet.RepeatHost, "VALUE", "GET /v1/head HTTP/1.1\nHost: repeat.example\nTE: trailers\n" + ending,
 		},
 	}.both(without(weak.Echoes)),
 	attack{
 		name:  "an echo of a credential in hexadecimal",
 		wall:  "none: a server that encodes a value in its own way gives it away (a limit that is documented)",
-		vault: true, held: words{"ok"}, run: []string{"fetch", "https://" + internet.EchoHost + "/v1/hex", "HEX"},
+		vault: true, held: words{"ok"}, run: []string{"fetch", "https://" + internet.RepeatHost + "/v1/hex", "HEX"},
 	}.both(unproven("there is no wall")),
 
 	// the host and the guest

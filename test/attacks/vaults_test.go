@@ -47,7 +47,7 @@ func withRequests(r *wire.CreateRequest) {
 		{Action: "deny", Target: internet.BoundHost, HTTP: &wire.HTTPRequests{Paths: []string{"/admin*"}}},
 		{Action: "allow", Target: internet.WatchedHost, HTTP: &wire.HTTPRequests{Methods: []string{"GET", "POST"}}},
 	}}
-	for _, name := range []string{internet.BoundHost, internet.EchoHost, internet.MovedHost, internet.ThiefHost} {
+	for _, name := range []string{internet.BoundHost, internet.RepeatHost, internet.MovedHost, internet.ThiefHost} {
 		p.Egress = append(p.Egress, wire.NetworkRule{Action: "allow", Target: name})
 	}
 	r.NetworkPolicy, _ = json.Marshal(p) //nolint:errchkjson // of strings
@@ -104,7 +104,7 @@ func (f *field) keep(t *testing.T, id, mark string) map[string]string {
 				},
 			},
 			{
-				Name: "echo", Match: wire.CredentialMatch{Hosts: []string{internet.EchoHost}},
+				Name: "echo", Match: wire.CredentialMatch{Hosts: []string{internet.RepeatHost}},
 				Auth: wire.CredentialAuth{Type: "bearer", Credential: "token"},
 			},
 		},
@@ -214,7 +214,7 @@ var vaultDoors = []attack{
 func (w *target) used(t *testing.T) *vaulted {
 	t.Helper()
 	v := w.vaulted(t, "runc")
-	for _, url := range []string{"https://" + internet.EchoHost + "/v1/x", "https://" + internet.BoundHost + "/v1/HOLDER"} {
+	for _, url := range []string{"https://" + internet.RepeatHost + "/v1/x", "https://" + internet.BoundHost + "/v1/HOLDER"} {
 		w.exec(t, v.id, 0, []string{"/attack", "fetch", v.words.Replace(url), "x"})
 	}
 	return v

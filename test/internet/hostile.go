@@ -19,7 +19,7 @@ import (
 // of these hosts looks for that mark in all that it gets, and keeps what was wrong about it.
 const (
 	BoundHost   = "bound.example"   // gets the value in Authorization, or in the query, below /v1/; nothing may come below /admin/
-	EchoHost    = "echo.example"    // gets the value, and answers with what it got
+	RepeatHost  = "repeat.example"  // gets the value, and answers with what it got
 	MovedHost   = "moved.example"   // gets the value; its owner lost it to Thief
 	WatchedHost = "watched.example" // may not have it
 	ThiefHost   = "thief.example"   // likewise
@@ -55,7 +55,7 @@ func (in *Internet) Leaks() []string {
 
 func (h *hostile) handlers() map[string]http.Handler {
 	all := map[string]http.Handler{}
-	for _, name := range []string{BoundHost, EchoHost, MovedHost, WatchedHost, ThiefHost} {
+	for _, name := range []string{BoundHost, RepeatHost, MovedHost, WatchedHost, ThiefHost} {
 		all[name] = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { h.serve(rw, r, name) })
 	}
 	return all
@@ -81,7 +81,7 @@ func (h *hostile) serve(rw http.ResponseWriter, r *http.Request, name string) {
 	switch {
 	case err != nil:
 		return
-	case name == EchoHost:
+	case name == RepeatHost:
 		v.echo(rw)
 	case redirects:
 		http.Redirect(rw, r, "https://"+to, http.StatusTemporaryRedirect)

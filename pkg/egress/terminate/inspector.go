@@ -254,8 +254,8 @@ func (s *session) begin(conf *settings, h2 bool) {
 		ExpectContinueTimeout: continueLimit, MaxResponseHeaderBytes: heads.MaxHead,
 		TLSClientConfig: &tls.Config{
 			ServerName: s.Name, RootCAs: conf.roots, MinVersion: tls.VersionTLS12, ClientSessionCache: conf.sessions,
-			DynamicRecordSizingDisabled: true, // else the first 128 KiB of a request go in packets of their own
-			InsecureSkipVerify: weak.Off(weak.Servers), //nolint:gosec // never
+			DynamicRecordSizingDisabled: true,                   // else the first 128 KiB of a request go in packets of their own
+			InsecureSkipVerify:          weak.Off(weak.Servers), //nolint:gosec // never
 			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 				s.wanted.Store(true)
 				return &tls.Certificate{}, nil // none: the server may go on without
