@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/test/internet"
 	"github.com/sandboxd/sandboxd/test/official"
 )
@@ -170,7 +171,7 @@ func tellLargeBodies(i *inspection) {
 				i.Fatal(err)
 			}
 			start := time.Now()
-			ctx, cancel := context.WithTimeout(i.Context(), 5*time.Minute)
+			ctx, cancel := context.WithTimeout(i.Context(), hosttest.Patient(10*time.Minute))
 			out, err := i.command(ctx, "exec", id, "--", "/opt/guest", "bulk", version, way, fmt.Sprint(size), echoURL).CombinedOutput()
 			if cancel(); err != nil {
 				i.Fatalf("%s by HTTP/%s: %v: %s", way, version, err, out)
@@ -192,24 +193,34 @@ func tellLargeBodies(i *inspection) {
 func (i *inspection) child() (pid int) {
 	i.Helper()
 	settles(i.T, func() error {
-		var all []int
-		stats, err := filepath.Glob("/proc/[0-9]*/stat")
-		for _, stat := range stats {
-			b, _ := os.ReadFile(stat) // it may have ended
-			argv, _ := os.ReadFile(filepath.Join(filepath.Dir(stat), "cmdline"))
-			_, rest, _ := strings.Cut(string(b), ") ")
-			f := strings.Fields(rest)
-			if len(f) > 1 && f[1] == strconv.Itoa(i.Pid()) && slices.Contains(strings.Split(string(argv), "\x00"), "terminate") {
-				pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(stat)))
-				all = append(all, pid)
-			}
+		all := i.decrypting()
+		if len(all) != 1 {
+			return fmt.Errorf("%d children decrypt: %v", len(all), all)
 		}
-		if err == nil && len(all) != 1 {
-			err = fmt.Errorf("%d children decrypt: %v", len(all), all)
-		}
-		return err
+		pid = all[0]
+		return nil
 	})
 	return pid
+}
+
+// decrypting are the daemon's children that decrypt.
+func (l *lab) decrypting() (all []int) {
+	l.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		l.Fatal(err)
+	}
+	for _, stat := range stats {
+		b, _ := os.ReadFile(stat) // it may have ended
+		argv, _ := os.ReadFile(filepath.Join(filepath.Dir(stat), "cmdline"))
+		_, rest, _ := strings.Cut(string(b), ") ")
+		f := strings.Fields(rest)
+		if len(f) > 1 && f[1] == strconv.Itoa(l.Pid()) && slices.Contains(strings.Split(string(argv), "\x00"), "terminate") {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(stat)))
+			all = append(all, pid)
+		}
+	}
+	return all
 }
 
 // memoryOf is a size of /proc/PID/status, in KiB.

@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -366,30 +365,15 @@ func (l *lab) secretIsNowhere(in *internet.Internet) {
 func (l *lab) leaveNoCore() {
 	l.Helper()
 	pids := map[int]string{l.Pid(): "the daemon"}
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", l.Pid()))
-	if err != nil {
-		l.Fatal(err)
-	}
-	decrypts := false
-	for _, task := range tasks {
-		b, err := os.ReadFile(task)
-		if err != nil {
-			continue // a thread that has ended
+	settles(l.T, func() error {
+		for _, pid := range l.decrypting() {
+			pids[pid] = "a child that decrypts"
 		}
-		for field := range strings.FieldsSeq(string(b)) {
-			var pid int
-			if err := json.Unmarshal([]byte(field), &pid); err != nil {
-				l.Fatal(err)
-			}
-			line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-			if name := strings.ReplaceAll(string(line), "\x00", " "); err == nil && strings.Contains(name, " terminate") {
-				pids[pid], decrypts = name, true
-			}
+		if len(pids) == 1 {
+			return errors.New("no child of the daemon decrypts")
 		}
-	}
-	if !decrypts {
-		l.Errorf("no child that decrypts is among the children of the daemon, %v", tasks)
-	}
+		return nil
+	})
 	for pid, what := range pids {
 		var core unix.Rlimit
 		if err := unix.Prlimit(pid, unix.RLIMIT_CORE, nil, &core); err != nil || core != (unix.Rlimit{Cur: 1, Max: 1}) {

@@ -81,6 +81,7 @@ var costs = map[string]int{
 	"test/compat TestPythonCodeInterpreter": 110,
 	"test/e2e TestStories/runc":             90,
 	"test/e2e TestKillAtEveryStep/runsc":    100,
+	"test/e2e TestVault":                    30,
 	"test/e2e TestInspected":                60,
 	"pkg/egress":                            120,
 	"test/attacks TestProofs":               60,

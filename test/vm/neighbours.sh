@@ -60,6 +60,7 @@ stage_1() {
   sandboxctl create base --name free --runtime runc --allow 203.0.113.2:8080
   sandboxctl create base --name gvisor --runtime runsc --allow 203.0.113.2:8080
   sandboxctl create base --name closed --runtime runc
+  eventually 20 enters
   walls
 
   say docker comes, restarts and goes
@@ -73,7 +74,6 @@ stage_1() {
   walls
 
   say "ufw comes, reloads, flushes the rules of others and goes"
-  eventually 20 enters
   ufw default reject incoming
   ufw --force enable
   fails "" enters
