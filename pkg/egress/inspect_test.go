@@ -187,6 +187,15 @@ func (s *inspected) mustBrowse(to, host string, decrypted bool) *browser {
 	return b
 }
 
+// opens is mustBrowse with a first request, so that a connection that is to be kept is: its first
+// head must be complete within heads.HeadLimit, in which a busy host may open no other.
+func (s *inspected) opens(to, host string, decrypted bool) *browser {
+	s.w.t.Helper()
+	b := s.mustBrowse(to, host, decrypted)
+	b.answers(s.w.t, "GET", "/", 200, "ok")
+	return b
+}
+
 // ask makes a request, and returns the status and the body.
 func (b *browser) ask(method, path string) (int, string, error) {
 	if _, err := fmt.Fprintf(b, "%s %s HTTP/1.1\r\nHost: %s\r\n\r\n", method, path, b.host); err != nil {
@@ -201,7 +210,7 @@ func (b *browser) ask(method, path string) (int, string, error) {
 }
 
 // answers holds what a request is answered with.
-func (b *browser) answers(t *testing.T, method, path string, status int, text string) {
+func (b *browser) answers(t testing.TB, method, path string, status int, text string) {
 	t.Helper()
 	if got, body, err := b.ask(method, path); err != nil || got != status || !strings.Contains(body, text) {
 		t.Errorf("%s %s%s: %d %q, %v; want %d and %q", method, b.host, path, got, body, err, status, text)
@@ -340,11 +349,8 @@ func TestInspectionChanges(t *testing.T) {
 	all := requests(t, "GET api.test", "GET also.test", "open.test", "bound.test")
 	s.set(all, "first", "bound.test")
 	at := site + ":443"
-	api, also, open := s.mustBrowse(at, "api.test", true), s.mustBrowse(at, "also.test", true), s.mustBrowse(at, "open.test", false)
-	bound, plain := s.mustBrowse(at, "bound.test", true), s.mustBrowse(site+":80", "open.test", false)
-	for _, b := range []*browser{api, also, open, bound, plain} {
-		b.answers(t, "GET", "/", 200, "ok")
-	}
+	api, also, open := s.opens(at, "api.test", true), s.opens(at, "also.test", true), s.opens(at, "open.test", false)
+	bound, plain := s.opens(at, "bound.test", true), s.opens(site+":80", "open.test", false)
 	came()
 	s.set(all, "second", "bound.test")
 	for _, b := range []*browser{bound, api, open, plain} {
@@ -365,7 +371,7 @@ func TestInspectionChanges(t *testing.T) {
 	s.set(requests(t, "open.test"), "third", "open.test")
 	isReset(t, "a host that is denied now", also.Conn)
 	s.pid(pids)
-	open = s.mustBrowse(at, "open.test", true)
+	open = s.opens(at, "open.test", true)
 	garbage := &Inspection{Vault: []byte("garbage")}
 	if err := e.Register(t.Context(), s.id, addr(0), requests(t, "open.test"), garbage); err != nil {
 		t.Fatal(err)
@@ -382,7 +388,7 @@ func TestInspectionChanges(t *testing.T) {
 	}
 	s.set(requests(t, "open.test"), "fourth", "open.test")
 	s.mustBrowse(at, "open.test", true).answers(t, "GET", "/", 200, "ok")
-	wantCame(t, came, "GET open.test/ Bearer fourth")
+	wantCame(t, came, "GET open.test/ Bearer third", "GET open.test/ Bearer fourth")
 	var pid int
 	for pid == 0 || len(pids) > 0 { // the last one
 		pid = s.pid(pids)
@@ -511,11 +517,8 @@ func TestInspectedByDefault(t *testing.T) {
 	s := w.inspected(e, 0)
 	n := rules(t, record.NetworkOpen, "203.0.113.2:443/udp")
 	s.set(n, "", "")
-	before, unnamed := s.mustBrowse(site+":443", "bound.test", false), s.mustBrowse(otherSite+":443", "open.test", false)
+	before, unnamed := s.opens(site+":443", "bound.test", false), s.opens(otherSite+":443", "open.test", false)
 	e.lookup(addr(0)).leases.Add("bound.test", []netip.Addr{netip.MustParseAddr(site)}, time.Hour, time.Now())
-	for _, b := range []*browser{before, unnamed} {
-		b.answers(t, "GET", "/", 200, "ok")
-	}
 	came()
 	w.allowed(s.id, "udp", "203.0.113.1:443")
 	s.set(n, "t0ken", "bound.test", "far.test")
@@ -523,13 +526,11 @@ func TestInspectedByDefault(t *testing.T) {
 		t.Error("a connection to an address that DNS has given for a bound host goes on undecrypted")
 	}
 	unnamed.answers(t, "GET", "/", 200, "ok")
-	for _, b := range []*browser{
-		s.mustBrowse(site+":443", "bound.test", true), s.mustBrowse(site+":443", "far.test", true), // without a lease
-		s.mustBrowse(otherSite+":443", "nowhere.test", false), s.mustBrowse(otherSite+":443", "open.test", false),
-		s.mustBrowse(site+":80", "bound.test", false),
-	} {
-		b.answers(t, "GET", "/", 200, "ok")
-	}
+	s.opens(site+":443", "bound.test", true)
+	s.opens(site+":443", "far.test", true) // without a lease
+	s.opens(otherSite+":443", "nowhere.test", false)
+	s.opens(otherSite+":443", "open.test", false)
+	s.opens(site+":80", "bound.test", false)
 	wantCame(t, came, "GET open.test/", "GET bound.test/ Bearer t0ken", "GET far.test/ Bearer t0ken", "GET nowhere.test/", "GET open.test/",
 		"GET bound.test/ Bearer t0ken")
 	for _, to := range []string{otherSite + ":443", otherSite + ":80"} {
@@ -578,7 +579,8 @@ func TestOwnChildLies(t *testing.T) {
 	s, neighbour := w.inspected(e, 0), w.inspected(e, 1)
 	s.set(requests(t, "GET api.test", "open.test:443", "!bad.test", "bound.test", "ssh.test:22"), "t0ken", "bound.test")
 	neighbour.set(requests(t, "GET api.test"), "", "")
-	s.mustBrowse(site+":443", "api.test", true)
+	s.opens(site+":443", "api.test", true)
+	came()
 	x := w.onlyProxied(e)
 	neighbour.mustBrowse(site+":443", "api.test", true)
 	e.proxy.mu.Lock()
