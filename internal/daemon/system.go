@@ -79,6 +79,7 @@ func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
 		Sandboxes:  map[string]int{},
 		Images:     len(images),
 		Unreadable: bad,
+		SecretKeys: s.secrets.Keys(),
 		NoSweep:    s.noSweep(),
 	}
 	if since := s.drain.Since(); !since.IsZero() {

@@ -1,12 +1,21 @@
 package doctor
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/internal/sealed"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
@@ -27,7 +36,7 @@ func TestSecretsKey(t *testing.T) {
 				t.Errorf("%s: %+v has no %q", what, f, s)
 			}
 		}
-		if f.Status != status || (status == Fail) != (f.Mend != "") || f.Fixable() {
+		if f.Status != status || (status == Fail || status == Warn) != (f.Mend != "") || f.Fixable() {
 			t.Errorf("%s: %+v, want %s", what, f, status)
 		}
 	}
@@ -80,7 +89,11 @@ func TestSecretsKey(t *testing.T) {
 	if err := os.Rename(file, own); err != nil {
 		t.Fatal(err)
 	}
-	wants("no key", Fail, file+" is missing", "the state has 1 secret", "put back your copy")
+	// It may be the credential of a service that does not run.
+	wants("no key", Warn, file+" is missing", "the state has 1 secret", "if the service has the key", "put back your copy")
+	t.Setenv("CREDENTIALS_DIRECTORY", t.TempDir())
+	wants("no key, as a service", Fail, file+" is missing", "the state has 1 secret", "put back your copy")
+	t.Setenv("CREDENTIALS_DIRECTORY", "")
 	if _, err := sealed.Open("", file, true); err != nil {
 		t.Fatal(err)
 	}
@@ -100,4 +113,77 @@ func TestSecretsKey(t *testing.T) {
 	}
 	t.Setenv("CREDENTIALS_DIRECTORY", dir)
 	wants("a credential", OK, dir, "all 1 secret")
+
+	state := filepath.Join(h.cfg.StateDir, "sandboxd.db")
+	b, err := os.ReadFile(state)
+	if err == nil {
+		err = os.WriteFile(state, bytes.ReplaceAll(b, []byte(`"kind":"vault"`), []byte(`"kind":"VAULT"`)), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants("a record that cannot be read", Fail, "the record of the vault of sandbox "+r.ID+" cannot be read", "what the error says")
+}
+
+// TestSecretsKeyBesideDaemon: a daemon that runs has read the key when it started. What it says of
+// its state and its keys counts.
+func TestSecretsKeyBesideDaemon(t *testing.T) {
+	h := newTree(t, nil)
+	h.cfg.StateDir = t.TempDir()
+	h.cfg.Listen.Socket = filepath.Join(h.cfg.StateDir, "socket")
+	key, err := sealed.Open("", filepath.Join(h.cfg.StateDir, sealed.Credential), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	facts := store.Facts{Secrets: 1, SecretKeys: key.IDs()}
+	var keys []string
+	var failed error
+	ln, err := net.Listen("unix", h.cfg.Listen.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var err error
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/system/info"):
+			err = json.NewEncoder(w).Encode(wire.SystemInfo{SecretKeys: keys})
+		case failed != nil:
+			status, body := httperr.Body(failed, "the-request")
+			w.WriteHeader(status)
+			err = json.NewEncoder(w).Encode(body)
+		default:
+			err = backup.Write(w, backup.Manifest{State: facts}, strings.NewReader("state"))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})}
+	go srv.Serve(ln) //nolint:errcheck // ends with the test
+	wants := func(what string, status Status, says ...string) {
+		t.Helper()
+		f := h.secretsKey(t.Context(), os.Getpid())
+		for _, s := range says {
+			if !strings.Contains(f.Detail+"\n"+f.Mend, s) {
+				t.Errorf("%s: %+v has no %q", what, f, s)
+			}
+		}
+		if f.Status != status || (status == Fail) != (f.Mend != "") {
+			t.Errorf("%s: %+v, want %s", what, f, status)
+		}
+	}
+	wants("a daemon of an older release", OK, "all 1 secret")
+	keys = key.IDs()
+	wants("a daemon with the key", OK, "all 1 secret")
+	keys = []string{"0123456789abcdef"}
+	wants("a daemon with another key", Fail, "started without them", "restart sandboxd")
+	keys = []string{}
+	wants("a daemon without a key", Fail, "started without them", "restart sandboxd")
+	facts = store.Facts{}
+	wants("a daemon without a key, and no secret", Fail, "started without them", "restart sandboxd")
+	failed = errors.New("a record cannot be read")
+	wants("a record that cannot be read", Fail, "ask the daemon", "the log of sandboxd")
+	failed = errs.New(errs.Unavailable, "no space is left")
+	wants("a full disk", Skipped, "no space is left")
+	srv.Close()
+	wants("a daemon that does not answer", Skipped, "ask the daemon")
 }

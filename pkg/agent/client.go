@@ -55,7 +55,6 @@ type Client struct {
 // New returns a client that dials with dial and proves itself with token.
 func New(dial func(ctx context.Context) (net.Conn, error), token string) *Client {
 	c := &Client{dial: dial, token: token, doubtAfter: doubtAfter, patience: patience}
-	c.variables.turn = make(chan struct{}, 1)
 	c.transport = &http.Transport{
 		Proxy:                  nil, // never from the environment
 		DialContext:            c.connect,
@@ -92,17 +91,6 @@ func (c *Client) RoundTripper() http.RoundTripper { return roundTripper{c} }
 type roundTripper struct{ c *Client }
 
 func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
-	if err := t.c.tellVariables(r.Context()); err != nil {
-		if r.Body != nil {
-			r.Body.Close()
-		}
-		return nil, err
-	}
-	return t.send(r)
-}
-
-// send is RoundTrip, whatever the agent has been told.
-func (t roundTripper) send(r *http.Request) (*http.Response, error) {
 	ctx, giveUp := context.WithCancelCause(r.Context())
 	r2 := r.WithContext(ctx) // a shallow copy: round trippers must not change their request
 	u := *r.URL
@@ -117,6 +105,9 @@ func (t roundTripper) send(r *http.Request) (*http.Response, error) {
 	if beginsCommand(r2) {
 		late := time.AfterFunc(beginLimit, func() { giveUp(errStuck()) })
 		defer late.Stop()
+	}
+	if startsProgram(r2) {
+		t.c.tellVariables(ctx) // within the time that r has
 	}
 	resp, err := t.c.transport.RoundTrip(r2)
 	answered()
@@ -282,7 +273,7 @@ func (c *Client) put(ctx context.Context, path string, v any) (status int, err e
 	if err != nil {
 		return 0, err
 	}
-	resp, err := roundTripper{c}.send(r)
+	resp, err := c.RoundTripper().RoundTrip(r)
 	if err != nil {
 		return 0, err
 	}

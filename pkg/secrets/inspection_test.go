@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -207,6 +208,9 @@ func TestLostKey(t *testing.T) {
 		"another key": {func(c *Config) { c.Key = foreign }, "the key that sealed it is missing; add the line of that key"},
 	} {
 		w.open(c.edit)
+		if ids := w.Keys(); ids == nil || w.c.Key == nil && len(ids) > 0 || w.c.Key != nil && !slices.Equal(ids, foreign.IDs()) {
+			t.Errorf("%s: the keys are %q", name, ids)
+		}
 		fails := map[string]error{}
 		_, fails["get"] = w.Get(ctx, w.box)
 		_, fails["patch"] = w.Patch(ctx, w.box, []byte(`{}`))

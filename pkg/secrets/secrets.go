@@ -217,3 +217,11 @@ func (k *Keeper) lock(ctx context.Context, id string, kind record.SecretKind) (u
 	}
 	return unlock, nil
 }
+
+// Keys names the keys that there are (sealed.Key.IDs). It is empty, and not nil, without any.
+func (k *Keeper) Keys() []string {
+	if k.c.Key == nil {
+		return []string{}
+	}
+	return k.c.Key.IDs()
+}

@@ -188,6 +188,9 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 	return db, nil
 }
 
+// ErrLocked is in the error of a file that another process has open.
+var ErrLocked = errors.New("is locked")
+
 func open(path string, wait time.Duration, readOnly bool) (b *bbolt.DB, err error) {
 	var file *os.File
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -212,8 +215,8 @@ func open(path string, wait time.Duration, readOnly bool) (b *bbolt.DB, err erro
 	})
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
-		return nil, fmt.Errorf("another sandboxd runs on this state directory (%s): %s is locked; stop it, or give this one its own "+
-			"instance", holder(path), path)
+		return nil, fmt.Errorf("another sandboxd runs on this state directory (%s): %s %w; stop it, or give this one its own "+
+			"instance", holder(path), path, ErrLocked)
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch),
 		err != nil && strings.Contains(err.Error(), "file size too small"):
 		return nil, damaged(path, err)

@@ -60,6 +60,9 @@ func TestDoctor(t *testing.T) {
 	if i < 0 || !strings.Contains(found[i].Detail, "table of 20") {
 		t.Errorf("it does not say of which day its table of flaws is: %+v", found[i])
 	}
+	if info, err := h.api.System().Info(t.Context()); err != nil || len(info.SecretKeys) != 1 {
+		t.Errorf("the daemon does not say which key it has: %+v, %v", info, err)
+	}
 	h.holdsOnly(t, before)
 	for _, id := range ids {
 		h.answers(t, id)

@@ -24,6 +24,9 @@ type SystemInfo struct {
 	// Unreadable are records of sandboxes, snapshots and images that cannot be
 	// read; delete them by id, or by name:tag.
 	Unreadable []string `json:"unreadable,omitempty"`
+	// SecretKeys are the ids of the keys that open secrets of sandboxes; nil: an older
+	// release, which does not tell.
+	SecretKeys []string `json:"secretKeys,omitzero"`
 	// NoSweep is why the daemon removes nothing that nobody asked it to remove; absent:
 	// it does. With NoSweep, Strays are the ids of which the host has something and the
 	// store nothing.

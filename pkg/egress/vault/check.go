@@ -44,8 +44,8 @@ func checkName(at, name string) error {
 	return nil
 }
 
-// checkEnv checks the name of a variable; "" is none. It is one that every shell can read (POSIX,
-// Environment Variable Definition).
+// checkEnv checks the name of a variable that a client sends; "" is none. It is one that every shell
+// can read (POSIX, Environment Variable Definition), and that programs need for nothing else.
 func checkEnv(at, name string) error {
 	switch {
 	case name == "":
@@ -57,6 +57,17 @@ func checkEnv(at, name string) error {
 		return invalid(at, "its env is a variable of OpenSandbox's own programs, which no guest gets; name another one")
 	case name == "PATH" || name == "HOME":
 		return invalid(at, "its env is %s, without which programs of the sandbox do not work; name another one", name)
+	case slices.Contains(record.TrustVariables, name):
+		return invalid(at, "its env is %s, by which programs find the certificates that they trust; name another one", name)
+	}
+	return nil
+}
+
+// checkStoredEnv checks the name of a variable in a vault that is stored. It may have been taken by
+// an older release, which refused less.
+func checkStoredEnv(at, name string) error {
+	if name != "" && (!record.IsVariable(name) || record.IsReserved(name) || len(name) > MaxName || !utf8.ValidString(name)) {
+		return invalid(at, "its env is no name of a variable")
 	}
 	return nil
 }

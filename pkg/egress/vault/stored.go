@@ -62,7 +62,8 @@ func (v *Vault) Encode() []byte {
 
 var placeholderForm = regexp.MustCompile("^" + PlaceholderPrefix + "[A-Z2-7]{26}$")
 
-// Decode reads what Encode has written, and checks it as a client's. Its errors contain no value.
+// Decode reads what Encode has written, and checks it as a client's, but for what older releases
+// took. Its errors contain no value.
 func Decode(data []byte) (*Vault, error) {
 	var version struct {
 		Version int `json:"version"`
@@ -87,7 +88,7 @@ func Decode(data []byte) (*Vault, error) {
 	for i, s := range in.Credentials {
 		at := fmt.Sprintf("credentials[%d]", i)
 		c := &Credential{s.Name, Source{s.Type, NewSecret(s.Value), s.Path, s.Argv, s.Cache}, s.Placeholder, s.Env, s.Revision, false}
-		if err := errors.Join(checkName(at, c.Name), checkEnv(at, c.Env), c.Source.check(at)); err != nil {
+		if err := errors.Join(checkName(at, c.Name), checkStoredEnv(at, c.Env), c.Source.check(at)); err != nil {
 			return nil, fmt.Errorf("stored %w", err)
 		}
 		if v.credentials[s.Name] != nil || drawn[s.Placeholder] || !placeholderForm.MatchString(s.Placeholder) ||

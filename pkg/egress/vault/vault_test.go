@@ -368,6 +368,7 @@ func TestEnv(t *testing.T) {
 		"A=B": "no name of a variable", "A\nB": "no name of a variable", "A\n": "no name of a variable", "1A": "no digit first",
 		"A-B": "no name of a variable", "Ä": "no name of a variable", " ": "no name of a variable",
 		strings.Repeat("A", MaxName+1): "129 bytes", "OPENSANDBOX_LIFECYCLE": "no guest gets", "PATH": "do not work",
+		"SSL_CERT_FILE": "that they trust", "npm_config_cafile": "that they trust",
 	} {
 		if _, err := Create([]byte(with(bad))); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.20q: %v", bad, err)
@@ -376,8 +377,22 @@ func TestEnv(t *testing.T) {
 	if _, err := CreateTrusted([]byte(with("A", "B", "A"))); err == nil || !strings.Contains(err.Error(), `"c0" and "c2" have the same env`) {
 		t.Error(err)
 	}
-	if _, err := Decode([]byte(strings.Replace(string(v.Encode()), "API_TOKEN", "A=B", 1))); err == nil {
-		t.Error("a stored vault has A=B as a variable")
+	stored := func(name string) (*Vault, error) {
+		return Decode([]byte(strings.Replace(string(v.Encode()), "API_TOKEN", name, 1)))
+	}
+	for _, bad := range []string{"A=B", "OPENSANDBOX_LIFECYCLE", strings.Repeat("A", MaxName+1)} {
+		if _, err := stored(bad); err == nil {
+			t.Errorf("a stored vault has %q as a variable", bad)
+		}
+	}
+	for _, old := range []string{"my.token", "npm_config_//r/:_authToken", "1A", "PATH", "SSL_CERT_FILE"} { // as older releases took
+		got, err := stored(old)
+		if err == nil {
+			got, err = got.Patch([]byte(`{"credentials":{"replace":[{"name":"c0","source":{"value":"y"}}]}}`))
+		}
+		if err != nil || got.Credential("c0").Env != old {
+			t.Errorf("a stored vault with the variable %q: %v", old, err)
+		}
 	}
 }
 

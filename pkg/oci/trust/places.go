@@ -111,7 +111,7 @@ const (
 	never                // not set for a guest: its programs read another one as well, or a bundle of the system
 )
 
-// known are the variables. npm is a program of Node. OpenSSL's variable is also read by what
+// known are record.TrustVariables. npm is a program of Node. OpenSSL's variable is also read by what
 // links or imitates it: curl(1), Go, Ruby, PHP, .NET, cargo, uv, httpx.
 //
 // The variables of git and AWS beat configuration files, and would hide a store that the

@@ -681,3 +681,14 @@ func BenchmarkNewPlan(b *testing.B) {
 		planOf(b, root, nil)
 	}
 }
+
+// TestKnown: what other packages keep free for these variables are all of them.
+func TestKnown(t *testing.T) {
+	var names []string
+	for _, v := range known {
+		names = append(names, v.name)
+	}
+	if !slices.Equal(names, record.TrustVariables) {
+		t.Errorf("known are %q, and record.TrustVariables %q", names, record.TrustVariables)
+	}
+}

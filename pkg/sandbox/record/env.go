@@ -18,3 +18,10 @@ const (
 func IsReserved(name string) bool {
 	return name == LifecycleVariable || strings.HasPrefix(name, EgressVariables)
 }
+
+// TrustVariables are those by which programs find the certificates that they trust. pkg/oci/trust says
+// what each does.
+var TrustVariables = []string{
+	"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "NODE_EXTRA_CA_CERTS", "DENO_CERT", "AWS_CA_BUNDLE",
+	"GIT_SSL_CAINFO", "CURL_CA_BUNDLE", "PIP_CERT", "CARGO_HTTP_CAINFO", "npm_config_cafile", "NPM_CONFIG_CAFILE",
+}
