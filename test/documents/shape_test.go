@@ -10,6 +10,7 @@ import (
 // and in the printed output before the two are compared. Everything else must be equal.
 var shapes = []struct{ is, as string }{
 	{`\bsnap-[a-z2-7]{12}\b`, "<snapshot>"},
+	{`\bsbxph_[A-Z2-7]{26}\b`, "<placeholder>"},
 	{`\b[0-9a-f]{12}\b`, "<terminal>"},
 	{`\b[a-z2-7]{12}\b`, "<sandbox>"},
 	{`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`, "<time>"},
