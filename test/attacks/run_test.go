@@ -176,7 +176,7 @@ func newField(t *testing.T, programs string) *field {
 	f.Daemon = daemontest.Prepare(t, daemontest.Options{
 		Programs: programs, Storage: []string{fmt.Sprintf("allowed_host_paths = [%q]", f.lent)},
 		Config: slices.Concat([]string{
-			"[network]", fmt.Sprintf("upstreams = [%q]", internet.DNS), fmt.Sprintf("roots = %q", f.roots()),
+			"[network]", fmt.Sprintf("upstreams = [%q]", internet.DNS), fmt.Sprintf("roots = %q", f.roots(t)),
 			"[egress]", "mask_secrets = true",
 		}, f.liar.config()),
 	})

@@ -148,11 +148,10 @@ func (f *field) move(t *testing.T, a attack, v *vaulted, values *strings.Replace
 }
 
 // roots makes a file with the authority of the servers, which the daemon is to trust.
-func (f *field) roots() string {
-	path := filepath.Join(f.dir, "roots.pem")
-	if err := os.WriteFile(path, f.net.CA, 0o644); err != nil {
-		panic(err)
-	}
+func (f *field) roots(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "roots.pem")
+	must(t, os.WriteFile(path, f.net.CA, 0o644))
 	return path
 }
 
