@@ -199,8 +199,8 @@ func TestNoLeaf(t *testing.T) {
 
 // TestReplacedHeader: an Answerer may give an answer 1xx another header.
 func TestReplacedHeader(t *testing.T) {
-	s := sending{r: request(t, "GET", "https://"+host+"/", nil), a: replacing{}, conf: &settings{holds: t.Context()}}
-	out, _ := s.request()
+	s := sending{r: request(t, "GET", "https://"+host+"/", nil), a: replacing{}, conf: &settings{}}
+	out := s.request()
 	h := textproto.MIMEHeader{"Link": {secret}}
 	if err := httptrace.ContextClientTrace(out.Context()).Got1xxResponse(103, h); err != nil || fmt.Sprint(h) != "map[Link:[***]]" {
 		t.Errorf("%v, %v", h, err)

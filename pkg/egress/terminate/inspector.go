@@ -44,16 +44,6 @@ type inspector struct {
 	proxy *httputil.ReverseProxy
 }
 
-// settings are a Config that is in use.
-type settings struct {
-	judge    Judge
-	roots    *x509.CertPool
-	sessions tls.ClientSessionCache
-
-	holds   context.Context // ends when other settings are in use
-	replace context.CancelFunc
-}
-
 // nearCurves are the exchanges of keys with guests: those that are safe from quantum computers take
 // twice as long, and protect recordings of a wire. Between a guest and its host there is none.
 var nearCurves = []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.CurveP521}
@@ -143,7 +133,6 @@ func (i *inspector) configure(f io.ReaderAt) error {
 	if s.judge, err = i.judges(c.Judge, newDaemon(i), old); err != nil {
 		return fmt.Errorf("read what the judge needs: %w", err)
 	}
-	s.holds, s.replace = context.WithCancel(context.Background())
 	if before := i.conf.Swap(s); before != nil {
 		before.replace()
 	}

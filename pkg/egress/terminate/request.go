@@ -6,16 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
-	"net/http/httptrace"
 	"net/http/httputil"
-	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/weak"
@@ -256,19 +252,15 @@ func (i *inspector) judged(r *http.Request, to Destination, send http.RoundTripp
 	}
 	pin(r, to)
 	r.GetBody = nil // a Judge may have set it, and Transport would send the body again
-	s := sending{r: r, a: a, conf: conf, left: 1}
+	s := &sending{r: r, a: a, conf: conf, left: 1}
 	if slices.Contains(repeatable, r.Method) {
 		s.left = maxSends
 	}
-	out, done := s.request()
-	resp, err := send.RoundTrip(out)
-	done()
-	switch {
-	case err != nil && s.at.Load() == revoked:
-		return nil, errChanged
-	case err != nil && s.left < 0:
-		return nil, errNotAgain
-	case err != nil:
+	resp, err := send.RoundTrip(s.request())
+	if refused := s.end(); err != nil && refused != nil {
+		return nil, refused
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err = heads.FewLines(resp); err == nil && resp.StatusCode == http.StatusSwitchingProtocols && r.Header.Get("Upgrade") == "" {
@@ -317,70 +309,6 @@ var (
 	}
 	errSwitched = &Refusal{http.StatusBadGateway, "SANDBOX::UNREACHABLE", "The server switched protocols without being asked."}
 )
-
-// A sending is a request on its way.
-type sending struct {
-	r    *http.Request
-	a    Answerer     // or nil
-	conf *settings    // which let it pass
-	at   atomic.Int32 // waiting, leaving or revoked
-	left int          // how many connections of HTTP/2 it may still have; less than 0: it wanted one more
-}
-
-// How far a sending is.
-const (
-	waiting int32 = iota // for a connection, or for its turn on one of HTTP/2
-	leaving              // its head is written
-	revoked              // it was not when its settings were replaced, and is not sent
-)
-
-// request is the one that is to be sent, and done is called when that is over. Transport calls
-// GotConn before each sending, and over HTTP/2 sends nothing when the context has ended before it
-// writes the first field. Over HTTP/1.1 it then looks at no context, but writes at once.
-// ReverseProxy has a hook for answers 1xx, which is called after this one, with the same header.
-func (s *sending) request() (r *http.Request, done func() bool) {
-	ctx, cancel := context.WithCancel(s.r.Context()) // which ends with the guest's request
-	done = context.AfterFunc(s.conf.holds, func() {
-		if s.at.CompareAndSwap(waiting, revoked) {
-			cancel()
-		}
-	})
-	return s.r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GotConn: func(info httptrace.GotConnInfo) {
-			c, ok := info.Conn.(*tls.Conn)
-			h2 := ok && c.ConnectionState().NegotiatedProtocol == "h2"
-			s.at.Store(waiting)
-			if s.conf.holds.Err() != nil || !h2 && !s.at.CompareAndSwap(waiting, leaving) {
-				s.at.Store(revoked)
-				cancel()
-				if !h2 {
-					info.Conn.Close()
-				}
-				return
-			}
-			if !h2 {
-				return
-			}
-			if s.left--; s.left < 0 {
-				cancel()
-			}
-		},
-		WroteHeaderField: func(string, []string) { s.at.CompareAndSwap(waiting, leaving) },
-		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
-			if s.a == nil {
-				return nil
-			}
-			resp := &http.Response{StatusCode: code, Header: http.Header(header), Body: http.NoBody, Request: s.r}
-			err := s.a.Response(resp)
-			changed := maps.Clone(resp.Header) // it may be another map
-			clear(header)
-			if err == nil {
-				maps.Copy(header, textproto.MIMEHeader(changed))
-			}
-			return nil
-		},
-	})), done
-}
 
 // explain says what a guest should know of TLS with the server, and tells the daemon.
 func (i *inspector) explain(s *session, r *http.Request, err error) error {

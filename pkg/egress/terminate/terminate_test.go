@@ -216,6 +216,15 @@ func TestRevoked(t *testing.T) {
 		j := &slowly{loaded: make(chan bool), release: make(chan bool)}
 		d := newDesk(t, func([]byte, Daemon, Judge) (Judge, error) { return j, nil }, at.dial)
 		c := d.client(true)
+		var others sync.WaitGroup
+		defer others.Wait()
+		pass := func() {
+			<-j.loaded
+			j.release <- true
+		}
+		others.Go(pass)
+		get(t, c, request(t, "POST", "https://"+host+"/zeroth", nil)) // its answer comes behind how many streams there may be
+		<-came
 		first := make(chan int)
 		go func() {
 			resp, err := c.Do(request(t, "POST", "https://"+host+"/first", nil))
@@ -227,16 +236,14 @@ func TestRevoked(t *testing.T) {
 			resp.Body.Close()
 			first <- resp.StatusCode
 		}()
-		<-j.loaded
-		j.release <- true
+		pass()
 		if got := <-came; got != "/first" {
 			t.Error(got)
 		}
-		go func() {
-			<-j.loaded
-			j.release <- true
+		others.Go(func() {
+			pass()
 			revoke(d) // when it waits for a stream, or a moment earlier
-		}()
+		})
 		wantRevoked(t, c, "/second") // while the first is under way
 		close(hold)
 		if status := <-first; status != 200 || len(came) != 0 {
