@@ -418,3 +418,56 @@ func TestChildReplaced(t *testing.T) {
 		}
 	}
 }
+
+// TestRemovedMeanwhile: a guest that holds a request open gets no value into its body that was removed
+// since.
+func TestRemovedMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	v := vaultOf(t, inline("token", token)+","+inline("second", second)+","+inline("basic", basic), auths)
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			begun, all := make(chan bool), make(chan string, 1)
+			w.serves(func(_ http.ResponseWriter, r *http.Request) {
+				begin := make([]byte, 5)
+				io.ReadFull(r.Body, begin) //nolint:errcheck // what came says
+				close(begun)
+				rest, err := io.ReadAll(r.Body)
+				all <- fmt.Sprint(string(begin)+string(rest), err)
+			})
+			with := Config{Source: source, Network: network("open"), Vault: v.Encode()}
+			if err := w.configure(with); err != nil {
+				t.Fatal(err)
+			}
+			body, guest := io.Pipe()
+			defer guest.Close()
+			r, err := http.NewRequestWithContext(t.Context(), "POST", way.scheme+"://sub.example.com/", body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answered := make(chan string, 1)
+			go func() {
+				resp, err := w.client(way.h2).Do(r)
+				if err != nil {
+					answered <- err.Error()
+					return
+				}
+				defer resp.Body.Close()
+				b, err := io.ReadAll(resp.Body)
+				answered <- fmt.Sprint(resp.StatusCode, " ", string(b), err)
+			}()
+			io.WriteString(guest, "{{TOKEN}}"+strings.Repeat("x", 1<<10)) //nolint:errcheck // what came says
+			<-begun
+			if err := w.configure(Config{Source: source, Network: network("open")}); err != nil {
+				t.Fatal(err)
+			}
+			io.WriteString(guest, " {{TOKEN}} ") //nolint:errcheck // likewise
+			guest.Close()
+			if got := <-all; strings.Count(got, token) != 1 || strings.HasSuffix(got, "<nil>") {
+				t.Errorf("the server got %q", got)
+			}
+			if got := <-answered; !strings.HasPrefix(got, "503 ") || !strings.Contains(got, "send it again") {
+				t.Errorf("the guest got %q", got)
+			}
+		})
+	}
+}

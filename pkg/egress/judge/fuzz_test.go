@@ -188,6 +188,7 @@ type deaf struct{}
 
 func (deaf) Value(context.Context, string) ([]byte, error) { return nil, errors.New("none") }
 func (deaf) Event(terminate.Event)                         {}
+func (deaf) Replaced() bool                                { return false }
 
 // send sends one request, and returns when it has its answer.
 func send(t *testing.T, conns pipe, fields, body, trailers string) {

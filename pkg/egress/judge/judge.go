@@ -64,7 +64,7 @@ func Make(config []byte, d terminate.Daemon, old terminate.Judge) (terminate.Jud
 	if err != nil {
 		return nil, err
 	}
-	j.vault = inject.New(v, inject.Options{Source: j.value, Report: j.report, Mask: c.Mask}, j.last)
+	j.vault = inject.New(v, inject.Options{Source: j.value, Report: j.report, Replaced: d.Replaced, Mask: c.Mask}, j.last)
 	j.last = j.vault
 	return j, nil
 }

@@ -38,6 +38,8 @@ func (l *listener) Value(_ context.Context, credential string) ([]byte, error) {
 
 func (l *listener) Event(e terminate.Event) { l.events = append(l.events, e) }
 
+func (l *listener) Replaced() bool { return false }
+
 // told are the events since the last call.
 func (l *listener) told() []terminate.Event {
 	e := l.events

@@ -17,16 +17,20 @@ type Daemon interface {
 	// Event tells of an Event. What cannot be printed, and what is too long, is cut. If there
 	// are more events than Notes let pass, the others are lost.
 	Event(e Event)
+	// Replaced reports whether another Config is in use: what the Judge has is old, and no more of
+	// it may leave.
+	Replaced() bool
 }
 
 // A daemon is the Daemon of one Judge.
 type daemon struct {
 	i      *inspector
+	conf   *settings // with the Judge
 	values values
 }
 
-func newDaemon(i *inspector) *daemon {
-	d := &daemon{i: i}
+func newDaemon(i *inspector, conf *settings) *daemon {
+	d := &daemon{i: i, conf: conf}
 	d.values = values{ask: d.ask, turns: i.turns, open: map[string]*asked{}}
 	return d
 }
@@ -61,3 +65,6 @@ func (d *daemon) Event(e Event) {
 		d.i.line.Load().Tell(KindEvent, e.cut().Append(nil), nil) //nolint:errcheck // fails if the daemon is gone
 	}
 }
+
+// Replaced reports whether another Config is in use.
+func (d *daemon) Replaced() bool { return d.conf.replaced() }

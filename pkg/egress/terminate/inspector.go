@@ -130,7 +130,7 @@ func (i *inspector) configure(f io.ReaderAt) error {
 	if before := i.conf.Load(); before != nil {
 		old = before.judge
 	}
-	if s.judge, err = i.judges(c.Judge, newDaemon(i), old); err != nil {
+	if s.judge, err = i.judges(c.Judge, newDaemon(i, s), old); err != nil {
 		return fmt.Errorf("read what the judge needs: %w", err)
 	}
 	if before := i.conf.Swap(s); before != nil {

@@ -35,6 +35,12 @@ func (c *settings) replace() {
 	}
 }
 
+func (c *settings) replaced() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.old
+}
+
 // A sending is a request on its way. Transport may try more than once.
 type sending struct {
 	r      *http.Request

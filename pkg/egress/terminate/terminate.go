@@ -127,9 +127,9 @@ func (r *Refusal) Error() string { return r.Text }
 func (r *Refusal) Tell() (status int, code, text string) { return r.Status, r.Code, r.Text }
 
 // A JudgeMaker makes a Judge of the bytes of Config.Judge. A child makes a new one for each
-// Config, one at a time; requests that were sent keep theirs, and one that is judged meanwhile is
-// refused, to be sent again. old is the Judge that it replaces, or
-// nil. If it fails, old stays.
+// Config, one at a time; requests that were sent keep theirs (see Daemon.Replaced), and one that is
+// judged meanwhile is refused, to be sent again. old is the Judge that it replaces, or nil. If it
+// fails, old stays.
 type JudgeMaker func(config []byte, d Daemon, old Judge) (Judge, error)
 
 // Serve returns the verb.

@@ -54,7 +54,7 @@ func (x *exchange) replace(text string, limit int) (string, error) {
 // swap is what a placeholder is replaced by.
 func (x *exchange) swap(text []byte, n *needle) ([]byte, error) {
 	if n != nil {
-		return []byte(x.enc(x.a.values[n.credential].text)), nil
+		return x.value(n.credential)
 	}
 	s := x.a.l.placeholders[string(text)]
 	switch {
@@ -62,7 +62,7 @@ func (x *exchange) swap(text []byte, n *needle) ([]byte, error) {
 		return []byte(x.enc(s.Source.Value.Reveal())), nil
 	case s != nil && x.allowed(s):
 		if x.replaces {
-			return []byte(x.enc(x.a.values[s.Name].text)), nil
+			return x.value(s.Name)
 		}
 	case s != nil:
 		return nil, x.refuse(s)
@@ -71,6 +71,18 @@ func (x *exchange) swap(text []byte, n *needle) ([]byte, error) {
 			"sandboxd does not send this request: it has a placeholder of no credential of this sandbox ("+x.place+").")
 	}
 	return text, nil
+}
+
+// value is that of a credential, as it is written here. A guest may send a body for as long as it
+// likes, and so after the vault was replaced. That is no event: it does nothing wrong.
+func (x *exchange) value(credential string) ([]byte, error) {
+	if o := x.a.l.o; o.Replaced != nil && o.Replaced() {
+		return nil, &Denied{
+			Status: http.StatusServiceUnavailable, Code: "SANDBOX::UNAVAILABLE", Kind: Unavailable,
+			Text: "The credentials of this sandbox have changed while the request was sent: send it again.",
+		}
+	}
+	return []byte(x.enc(x.a.values[credential].text)), nil
 }
 
 // refuse refuses a placeholder of a credential of this sandbox, and says where it may stand.

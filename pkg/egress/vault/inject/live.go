@@ -47,6 +47,9 @@ type Options struct {
 	Source func(ctx context.Context, c *vault.Credential) (vault.Secret, error)
 	// Report is told of every event, also of those of a Denied. nil: nobody is told.
 	Report func(Event)
+	// Replaced reports whether another vault is in use: then no placeholder is replaced any more, also
+	// of bodies that are being sent. nil: never.
+	Replaced func() bool
 	// Mask replaces values in answers by "*". Then requests to bound hosts ask for no compression
 	// and no ranges: in both a value could not be seen. An answer that comes piece by piece waits
 	// then, up to the length of the longest form of a value, but for what ends with a line: events
@@ -96,7 +99,7 @@ func (d *Denied) Tell() (status int, code, text string) { return d.Status, d.Cod
 func (d *Denied) Unwrap() error { return d.Err }
 
 // A Live is a vault that is applied to requests. Its methods may be called concurrently. A
-// changed vault needs another Live; requests that have begun keep theirs.
+// changed vault needs another Live; requests that have begun keep theirs: see Options.Replaced.
 type Live struct {
 	o            Options
 	bindings     []*vault.Binding
