@@ -138,8 +138,8 @@ type ownChild struct {
 	s    *sandbox
 	ctx  context.Context // ends with it
 	stop context.CancelFunc
-	// Of its life, however often the child starts: secrets for events about those.
-	notes, secrets terminate.Notes
+	// Of its life, however often the child starts: secrets for events about those, lefts for GuestLeft.
+	notes, lefts, secrets terminate.Notes
 
 	leafs  turns
 	values turns
@@ -391,7 +391,11 @@ func (k *ownChild) handle(line *child.Conn, m child.Message) {
 	case terminate.KindNote:
 		var n terminate.Note
 		if n, err = terminate.ParseNote(m.Body); err == nil {
-			k.tell(&k.notes, InspectEvent{Kind: kindsOfNotes[n.Kind], Host: n.Name, Text: n.Text})
+			notes := &k.notes
+			if n.Kind == terminate.GuestLeft {
+				notes = &k.lefts
+			}
+			k.tell(notes, InspectEvent{Kind: kindsOfNotes[n.Kind], Host: n.Name, Text: n.Text})
 		}
 	case terminate.KindEvent:
 		var e terminate.Event

@@ -673,6 +673,16 @@ func TestOwnChildLies(t *testing.T) {
 	if n := len(events); n > 40 {
 		t.Errorf("%d events were told", n)
 	}
+	for range 100 {
+		if err := far.Tell(terminate.KindNote, terminate.Note{Kind: terminate.GuestLeft, Name: "left.test"}.Append(nil), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refuses := terminate.Note{Kind: terminate.GuestRefuses, Name: "lie.test"}
+	if err := far.Tell(terminate.KindNote, refuses.Append(nil), nil); err != nil {
+		t.Fatal(err)
+	}
+	event(t, events, s.id, InspectUntrusted, "lie.test") // whatever else leaves
 	for _, m := range []child.Message{
 		{Kind: heads.KindDial, Body: heads.Open{Flow: x.number, Kind: heads.H2C, Name: "api.test"}.Append(nil)},
 		{Kind: heads.KindDial, Body: heads.Open{Flow: x.number, Kind: heads.TLS}.Append(nil)},

@@ -13,6 +13,7 @@ import (
 	"net/textproto"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -107,7 +108,8 @@ func TestGuestRefuses(t *testing.T) {
 }
 
 // TestGuestLeaves: the daemon hears of a program that looks at the certificate after the
-// handshake, as those do that pin one, and not of one that is silent or sends something.
+// handshake, as those do that pin one, and not of one that is silent or sends something, or whose
+// flow the daemon resets.
 func TestGuestLeaves(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
@@ -116,17 +118,24 @@ func TestGuestLeaves(t *testing.T) {
 		defer d.tls(protocol).Close()
 	}
 	for _, protocol := range protocols {
+		d.leaving(protocol)
+		d.mu.Lock()
+		rc, err := d.guests[d.flows].(syscall.Conn).SyscallConn()
+		d.mu.Unlock()
+		if err == nil {
+			err = rc.Control(func(fd uintptr) { child.Socket(fd).Reset() })
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-d.ended
+	}
+	for _, protocol := range protocols {
 		for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
-			c := tls.Client(d.connect(), &tls.Config{
-				RootCAs: authority().Pool(), ServerName: host, NextProtos: []string{protocol}, MaxVersion: version,
-			})
-			if err := c.Handshake(); err != nil {
-				t.Fatal(err)
-			}
 			if version == tls.VersionTLS12 { // without a word of TLS
-				c.NetConn().Close()
+				d.leaving(protocol).CloseWrite() //nolint:errcheck // the note says
 			} else {
-				c.Close()
+				d.tls(protocol).Close()
 			}
 			if n := <-d.notes; n.Kind != GuestLeft || n.Name != host {
 				t.Errorf("%s: %v", protocol, n)
@@ -147,6 +156,41 @@ func TestGuestLeaves(t *testing.T) {
 	if len(d.notes) > 0 {
 		t.Error(<-d.notes)
 	}
+}
+
+// leaving is the connection of a guest that has shaken hands, as the child knows: of TLS 1.2 it has
+// the last word.
+func (d *desk) leaving(protocol string) *net.TCPConn {
+	d.t.Helper()
+	c := d.connect()
+	g := tls.Client(c, &tls.Config{
+		RootCAs: authority().Pool(), ServerName: host, NextProtos: []string{protocol}, MaxVersion: tls.VersionTLS12,
+	})
+	if err := g.Handshake(); err != nil {
+		d.t.Fatal(err)
+	}
+	return c
+}
+
+// TestLeftApart: guests that only look at the certificate do not hide one that refuses it.
+func TestLeftApart(t *testing.T) {
+	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
+	for range 4 * noteBurst {
+		d.leaving("http/1.1").CloseWrite() //nolint:errcheck // its end says
+		<-d.ended
+	}
+	g := tls.Client(d.connect(), &tls.Config{RootCAs: public().Pool(), ServerName: host})
+	if err := g.Handshake(); err == nil {
+		t.Fatal("it has shaken hands")
+	}
+	g.Close()
+	<-d.ended // what the child tells comes in order
+	for len(d.notes) > 0 {
+		if n := <-d.notes; n.Kind == GuestRefuses {
+			return
+		}
+	}
+	t.Error("the daemon does not hear of it")
 }
 
 // TestEnds: a guest that goes away at any moment leaves nothing.

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,7 +28,8 @@ type inspector struct {
 	judges JudgeMaker
 	conf   atomic.Pointer[settings]
 	leaves leaves
-	notes  Notes
+	// Those of GuestLeft are apart: a check of health makes as many as it likes.
+	notes, lefts Notes
 	// Of events: see EventKind.OfSecret.
 	secrets, events Notes
 
@@ -201,7 +201,7 @@ func (i *inspector) changed(c net.Conn, to http.ConnState) {
 		s.asked.Store(true)
 	case http.StateClosed:
 		if !s.asked.Load() && !s.waits.Load() {
-			i.notes.tell(s.Line(), Note{GuestLeft, s.Name, "it may expect one certificate only (pinning), or have opened the " +
+			i.lefts.tell(s.Line(), Note{GuestLeft, s.Name, "it may expect one certificate only (pinning), or have opened the " +
 				"connection for later"})
 		}
 	}
@@ -221,7 +221,7 @@ type session struct {
 	wanted atomic.Bool   // the server has asked for a certificate
 	spoke  atomic.Bool   // the server has answered a request
 	asked  atomic.Bool   // the guest has sent something
-	waits  atomic.Bool   // for the guest, or it did so when its time was up or the flow was closed here
+	waits  atomic.Bool   // for the guest, or it did so when its time was up, or the flow was closed here or reset
 
 	mu    sync.Mutex
 	open  map[*socket]bool
@@ -281,11 +281,11 @@ func (s *session) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return k, nil
 }
 
-// Read reads what the guest sends.
+// Read reads what the guest sends. A reset may be the daemon's, that has closed the flow.
 func (s *session) Read(p []byte) (int, error) {
 	s.waits.Store(true)
 	n, err := s.Guest.Read(p)
-	if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
+	if err == nil || err == io.EOF {
 		s.waits.Store(false)
 	}
 	return n, err
