@@ -193,6 +193,25 @@ func TestLeftApart(t *testing.T) {
 	t.Error("the daemon does not hear of it")
 }
 
+// TestCurves: a guest has the fast exchange of keys, or one that is safe from quantum computers if
+// it offers no other.
+func TestCurves(t *testing.T) {
+	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)
+	far := []tls.CurveID{tls.X25519MLKEM768, tls.SecP256r1MLKEM768, tls.SecP384r1MLKEM1024}
+	for i, offers := range [][]tls.CurveID{nil, {tls.X25519MLKEM768, tls.X25519}, far[:1], far[1:2], far[2:]} {
+		c := tls.Client(d.connect(), &tls.Config{RootCAs: authority().Pool(), ServerName: host, CurvePreferences: offers})
+		err := c.Handshake()
+		want := tls.X25519
+		if i > 1 {
+			want = offers[0]
+		}
+		if got := c.ConnectionState().CurveID; err != nil || got != want {
+			t.Errorf("%v: %v, %v", offers, got, err)
+		}
+		c.Close()
+	}
+}
+
 // TestEnds: a guest that goes away at any moment leaves nothing.
 func TestEnds(t *testing.T) {
 	d := newDesk(t, (&clerk{}).maker, newSite(t, http.HandlerFunc(echo), true, nil).dial)

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,8 +46,22 @@ type inspector struct {
 }
 
 // nearCurves are the exchanges of keys with guests: those that are safe from quantum computers take
-// twice as long, and protect recordings of a wire. Between a guest and its host there is none.
+// twice as long, and protect recordings of a wire. Between a guest and its host there is none. A
+// guest that offers none of nearCurves gets what it wants.
 var nearCurves = []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.CurveP521}
+
+// withCurves is c with nearCurves for the guests that offer one.
+func withCurves(c *tls.Config) *tls.Config {
+	near := c.Clone()
+	near.CurvePreferences = nearCurves
+	c.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+		if slices.ContainsFunc(h.SupportedCurves, func(id tls.CurveID) bool { return slices.Contains(nearCurves, id) }) {
+			return near, nil
+		}
+		return nil, nil // c
+	}
+	return c
+}
 
 // flushAfter is how long the head, or a part, of an answer waits for what follows, if its length is
 // known and short: they go in one packet. Others do not wait.
@@ -56,10 +71,10 @@ func newInspector(judges JudgeMaker) *inspector {
 	i := &inspector{
 		judges: judges, conns: make(chan net.Conn), turns: make(chan struct{}, maxValues), aheads: make(chan struct{}, maxAheads),
 	}
-	i.tls = &tls.Config{
+	i.tls = withCurves(&tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: i.certificate,
-		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true, CurvePreferences: nearCurves,
-	}
+		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true,
+	})
 	i.proxy = &httputil.ReverseProxy{
 		Rewrite: rewrite, Transport: bySession{i}, FlushInterval: flushAfter, BufferPool: relay.Buffers{},
 		ErrorHandler: tell, ErrorLog: log.New(io.Discard, "", 0),
