@@ -192,16 +192,18 @@ var vaultDoors = []attack{
 		name: "an echo of a credential that nobody hears of", wall: "a value in an answer is an event", held: words{"told"},
 		got: words{"silent"}, daemon: without(weak.Echoes), ask: func(t *testing.T, w *target) string {
 			v := w.used(t)
-			limit := time.Now().Add(hosttest.Patient(3 * time.Second))
+			limit := time.Now().Add(hosttest.Patient(30 * time.Second))
 			for {
 				a := w.ask(t, "GET", "/v1/sandboxes/"+v.id+"/diagnostics/events", daemontest.Key, nil)
 				switch {
-				case strings.Contains(a.body, "value of token"):
-					return "told"
 				case a.status != http.StatusOK:
 					return a.word()
-				case time.Now().After(limit):
+				case strings.Contains(a.body, "value of token"):
+					return "told"
+				case strings.Contains(a.body, "placeholder of token"): // the refusal, which came after the echo
 					return "silent"
+				case time.Now().After(limit):
+					return "no event of the refusal"
 				}
 				time.Sleep(10 * time.Millisecond) // nobody tells
 			}

@@ -182,7 +182,7 @@ func policyCreate(ctx context.Context, b *bench) error {
 				return createOnce(ctx, b, r)
 			}
 		}
-		a, c, err := turns(b.times(pick(rt, 40, 25), 3), 2, create(strings.Join(rules, ",")), create(""))
+		a, c, err := turns(b.times(150, 3), 2, create(strings.Join(rules, ",")), create(""))
 		if err != nil {
 			return err
 		}
