@@ -218,6 +218,8 @@ func groupOf(path string) string {
 		return "Agent"
 	case strings.HasPrefix(path, egressPort):
 		return "Egress"
+	case first == "forks":
+		return "Sandboxes"
 	case slices.Contains([]string{"sandboxes", "snapshots", "images", "volumes", "policies", "keys"}, first):
 		return strings.ToUpper(first[:1]) + first[1:]
 	case first == "pools", first == "templates":

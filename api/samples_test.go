@@ -20,7 +20,8 @@ const (
 // values are those of parameters of paths in samples, by name or by path.
 var values = map[string]string{
 	"sandboxId": "lab", "snapshotId": "before-upgrade", "port": "8000", "ref": "python", "kind": "summary", "path": "index.html",
-	"/keys/{name}": "ci", "/volumes/{name}": "data", "/policies/{name}": "build",
+	"forkId":       "fork-dxr3l2qktwzb",
+	"/keys/{name}": "ci", "/volumes/{name}": "data", "/policies/{name}": "build", "/pools/{name}": "py",
 	"/sandboxes/{sandboxId}/credential-vault/credentials/{name}": "token", "/sandboxes/{sandboxId}/credential-vault/bindings/{name}": "api",
 	"credential_name": "token", "binding_name": "api",
 }

@@ -16,6 +16,7 @@ func main() {
 	var o server.Options
 	flag.StringVar(&o.Listen, "listen", "", "address to listen on, for tests")
 	flag.StringVar(&o.StateDir, "state-dir", "", "directory of the agent's own files, for tests")
+	flag.StringVar(&o.Root, "root", "", "root of the guest's file system, for tests")
 	flag.Parse()
 	os.Exit(server.Main(o))
 }

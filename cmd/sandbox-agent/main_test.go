@@ -59,6 +59,12 @@ type box struct {
 // start runs the agent with line, or b, on standard input, and with env.
 func start(t *testing.T, b agent.Bootstrap, line string, env ...string) *box {
 	t.Helper()
+	return startBy(t, nil, nil, b, line, env...)
+}
+
+// startBy is start with flags, by a program that becomes the agent.
+func startBy(t *testing.T, by, flags []string, b agent.Bootstrap, line string, env ...string) *box {
+	t.Helper()
 	x := &box{T: t, addr: hosttest.FreePort(t).String(), state: filepath.Join(t.TempDir(), "state")}
 	b.Protocol, b.Token = agent.Protocol, "secret-token"
 	if b.User == "" {
@@ -70,8 +76,9 @@ func start(t *testing.T, b agent.Bootstrap, line string, env ...string) *box {
 	}
 	defer stdin.Close()
 	// Who starts the agent may ignore signals, as nohup does: no child of its may begin so.
-	x.cmd = exec.Command("sh", "-c", `trap "" HUP INT QUIT PIPE TSTP TTIN TTOU; exec "$@"`, "sh", os.Args[0], "-listen", x.addr,
-		"-state-dir", x.state)
+	args := slices.Concat([]string{"-c", `trap "" HUP INT QUIT PIPE TSTP TTIN TTOU; exec "$@"`, "sh"}, by,
+		[]string{os.Args[0], "-listen", x.addr, "-state-dir", x.state}, flags)
+	x.cmd = exec.Command("sh", args...)
 	x.cmd.Env = append([]string{"BE_THE_AGENT=1", "PATH=" + os.Getenv("PATH"), "FROM_IMAGE=yes"}, env...)
 	x.cmd.Stdin, x.cmd.Stderr = stdin, &x.stderr
 	if line != "" {
@@ -84,11 +91,16 @@ func start(t *testing.T, b agent.Bootstrap, line string, env ...string) *box {
 		x.cmd.Process.Kill() //nolint:errcheck // most have ended
 		x.cmd.Wait()         //nolint:errcheck // waited for already
 	})
+	x.talk(b.Token)
+	return x
+}
+
+// talk makes a client with a token.
+func (x *box) talk(token string) {
 	x.Client = agent.New(func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", x.addr)
-	}, b.Token)
-	t.Cleanup(x.Close)
-	return x
+	}, token)
+	x.Cleanup(x.Client.Close)
 }
 
 func (x *box) ready() {
@@ -432,7 +444,11 @@ func TestDriversDieWithTheAgent(t *testing.T) {
 	x.cmd.Process.Kill() //nolint:errcheck // it lives
 	x.cmd.Wait()         //nolint:errcheck // it was killed
 	for i := range ends {
-		if n, err := unix.Poll(ends[i:i+1], 10_000); n != 1 || err != nil {
+		n, err := unix.Poll(ends[i:i+1], 10_000)
+		for err == unix.EINTR { // a signal for Go's scheduler
+			n, err = unix.Poll(ends[i:i+1], 10_000)
+		}
+		if n != 1 || err != nil {
 			t.Errorf("process %d of a context lives on: %v", pids[i], err)
 			unix.Kill(pids[i], unix.SIGKILL) //nolint:errcheck // gone is what is wanted
 		}

@@ -8,6 +8,7 @@
 //	network    egress, endpoint, network, port
 //	secret     secret
 //	observe    events, stats, top, diagnostics
+//	pool       pool
 //	image, images, tag, commit, rmi, volume, snapshot
 //	system     system, version, key
 //	bench
@@ -25,9 +26,11 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/exec"
 	"github.com/sandboxd/sandboxd/internal/cli/files"
+	"github.com/sandboxd/sandboxd/internal/cli/fork"
 	"github.com/sandboxd/sandboxd/internal/cli/image"
 	"github.com/sandboxd/sandboxd/internal/cli/network"
 	"github.com/sandboxd/sandboxd/internal/cli/observe"
+	"github.com/sandboxd/sandboxd/internal/cli/pool"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
 	"github.com/sandboxd/sandboxd/internal/cli/secret"
 	"github.com/sandboxd/sandboxd/internal/cli/snapshot"
@@ -51,8 +54,8 @@ func newRoot(version string) *cobra.Command {
   sandboxctl rm lab`,
 	}
 	for _, room := range []func(*command.Program) []*cobra.Command{
-		sandbox.Commands, exec.Commands, code.Commands, files.Commands, network.Commands, secret.Commands, observe.Commands,
-		image.Commands, volume.Commands, snapshot.Commands, system.Commands, bench.Commands,
+		sandbox.Commands, fork.Commands, exec.Commands, code.Commands, files.Commands, network.Commands, secret.Commands, observe.Commands,
+		pool.Commands, image.Commands, volume.Commands, snapshot.Commands, system.Commands, bench.Commands,
 	} {
 		root.AddCommand(room(p)...)
 	}

@@ -67,6 +67,7 @@ var jsonCommands = []struct {
 	{"commit lab mine:1", object},
 	{"key create ci", object},
 	{"key ls", array},
+	{"fork -n 2 lab", object},
 	{"snapshot create lab", object},
 	{"snapshot ls", array},
 	{"snapshot inspect before", array},
@@ -74,6 +75,9 @@ var jsonCommands = []struct {
 	{"volume ls", array},
 	{"volume inspect data", array},
 	{"volume prune -f", object},
+	{"pool create py --image python", object},
+	{"pool ls", array},
+	{"pool inspect py", array},
 	{"policy ls", array},
 	{"policy get build", object},
 	{"policy set build --allow pypi.org:443", object},
@@ -88,6 +92,7 @@ var jsonCommands = []struct {
 	{"eval lab 1", stream},
 	{"system info", object},
 	{"system df", object},
+	{"system prune -f", object},
 	{"version", object},
 }
 
@@ -185,6 +190,11 @@ func newFixedDaemon(t *testing.T) (url string) {
 		Versions: []wire.PolicyVersion{{Version: 1, CreatedAt: at}, {Version: 2, CreatedAt: at}},
 		UsedBy:   []wire.PolicyUser{{ID: testID, Name: "lab", Version: 2}},
 	}
+	pool := wire.Pool{
+		Name: "py", Template: json.RawMessage(`{"image":{"uri":"python"}}`), Source: wire.PolicyOfStore, CreatedAt: at,
+		CapacitySpec: wire.PoolCapacity{BufferMin: 1, BufferMax: 2, PoolMax: 10},
+		Status:       wire.PoolStatus{Total: 3, Allocated: 1, Available: 2, Revision: "0123456789ab", Hits: 5, Misses: 1},
+	}
 	cc := agent.CodeContext{ID: "c1", Language: "python", Cwd: "/workspace"}
 	version := wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}
 	explained := wire.Explanation{
@@ -218,7 +228,7 @@ func newFixedDaemon(t *testing.T) (url string) {
 		}},
 		"GET /snapshots/before/inspect": {wire.SnapshotInspection{
 			Snapshot: snap, Image: "base", ImageDigest: "sha256:00",
-			Layers: []string{"sha256:00"}, Bytes: 4096,
+			Layers: []string{"sha256:00"}, Bytes: 4096, Memory: &wire.SnapshotMemory{Bytes: 1 << 20, Build: "00", CPU: "a fast one"},
 		}},
 		"GET /volumes/data": {vol},
 		"GET /sandboxes/lab/proxy/44772/command": {[]agent.CommandStatus{
@@ -298,11 +308,19 @@ func newFixedDaemon(t *testing.T) (url string) {
 			EditedAt: at,
 		}}}},
 		"GET /policies/build": {pol},
+		"POST /pools":         {pool},
+		"GET /pools":          {wire.PoolList{Items: []wire.Pool{pool}}},
+		"GET /pools/py":       {pool},
 		"PUT /policies/build": {wire.PolicyEdit{
 			Policy: pol, Changed: true, Moved: pol.UsedBy, Pending: []wire.PolicyUser{}, Failed: []wire.PolicyUser{},
 		}},
 		"GET /keys":                     {wire.KeyList{Items: []wire.Key{{Name: "ci", Role: "operator", CreatedAt: &at}}}},
 		"POST /sandboxes/lab/snapshots": {snap},
+		"POST /sandboxes/lab/fork": {wire.Fork{
+			ID: "fork-" + testID, SandboxID: testID, Mode: wire.ForkFiles, Count: 2, Status: wire.Status{State: wire.ForkReady},
+			CreatedAt: at,
+			Sandboxes: []wire.ForkChild{{ID: "t1", Name: "try-1", State: wire.Running}, {ID: "t2", Name: "try-2", State: wire.Running}},
+		}},
 		"GET /snapshots": {wire.SnapshotList{
 			Items:      []wire.Snapshot{snap},
 			Pagination: wire.Pagination{Page: 1, TotalItems: 1},
@@ -323,7 +341,11 @@ func newFixedDaemon(t *testing.T) (url string) {
 			Sandboxes: map[string]int{"Running": 2},
 		}},
 		"GET /system/df": {wire.DiskUsage{Images: []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 1}}, Lost: 2}},
-		"GET /version":   {version},
+		"POST /system/prune": {wire.SystemPruneReport{
+			Sandboxes: []string{testID}, Snapshots: []string{}, Images: []string{"old:1"}, Layers: []string{}, Volumes: []string{},
+			BytesReclaimed: 3,
+		}},
+		"GET /version": {version},
 
 		"GET /sandboxes/lab/credential-vault":   {secrets},
 		"PATCH /sandboxes/lab/credential-vault": {secrets},

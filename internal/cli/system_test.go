@@ -41,6 +41,11 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 		Pool:     wire.Space{FreeBytes: 3 << 30, TotalBytes: 4 << 30, ReadyBytes: 1 << 29},
 	})
 	mux.HandleFunc("GET /v1/system/backup", backup)
+	mux.HandleFunc("POST /v1/system/prune", func(w http.ResponseWriter, r *http.Request) {
+		json.NewEncoder(w).Encode(wire.SystemPruneReport{ //nolint:errcheck // the test sees what is missing
+			Sandboxes: []string{testID}, Images: []string{r.URL.Query().Encode()}, Layers: []string{"sha256:00"}, BytesReclaimed: 3 << 20,
+		})
+	})
 	mux.HandleFunc("/v1/system/drain", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("GET /v1/events", func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	s := httptest.NewServer(mux)
@@ -63,6 +68,7 @@ func TestSystem(t *testing.T) {
 			"strays      " + testID + " (", `btrfs\x1b[2J`,
 		},
 		"df": {
+			"TYPE        TOTAL   ACTIVE   SIZE", "Sandboxes   1       1        3MiB", "Snapshots   1       0        7MiB   7MiB (100%)",
 			"base:latest   100MiB", "lab    Running   3MiB   1GiB", "before   Ready   7MiB", "disks and snapshots in lost+found: 2",
 			"5MiB can be freed", "still taking apart: 2 (9MiB); the first was deleted 3 minutes ago",
 			"prepared slots, which wait for a create: 4 (64KiB)", "pool 3GiB free of 4GiB",
@@ -78,6 +84,49 @@ func TestSystem(t *testing.T) {
 		for _, want := range wants {
 			if !strings.Contains(r.out, want) {
 				t.Errorf("%s does not print %q:\n%s", cmd, want, r.out)
+			}
+		}
+	}
+}
+
+// TestSystemPrune asks, where somebody can be asked, and prints what docker does.
+func TestSystemPrune(t *testing.T) {
+	d := newSystemDaemon(t, http.NotFound)
+	for args, says := range map[string]string{
+		"": "-f", "-f --filter label=a": "until=TIME", "-f --filter until=soon": "soon", "-f --volumes --filter until=1h": "--volumes",
+	} {
+		if r := d.run(t, append([]string{"system", "prune"}, strings.Fields(args)...)...); r.code != 125 || r.out != "" ||
+			!strings.Contains(r.errout, says) {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+	for args, out := range map[string]string{
+		"-f":             "Deleted Sandboxes:\n" + testID + "\n\nDeleted Images:\n\nsha256:00\n\nTotal reclaimed space: 3MiB\n",
+		"-f -q":          testID + "\n\nsha256:00\n",
+		"-aqf --volumes": testID + "\nall=true&volumes=true\nsha256:00\n",
+		"-qf --filter until=2026-01-02T03:04:05Z": testID + "\nuntil=2026-01-02T03%3A04%3A05Z\nsha256:00\n",
+	} {
+		if r := d.run(t, append([]string{"system", "prune"}, strings.Fields(args)...)...); r.code != 0 || r.out != out || r.errout != "" {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+	for answer, removed := range map[string]bool{"y\n": true, "Yes\n": true, "n\n": false, "\n": false, "\x04": false} {
+		ptmx, tty := openPty(t)
+		c := d.cmd("system", "prune", "-a", "--filter", "until=1h")
+		var out, errout strings.Builder
+		c.Stdin, c.Stdout, c.Stderr = tty, &out, &errout
+		if _, err := ptmx.WriteString(answer); err != nil {
+			t.Fatal(err)
+		}
+		err := c.Run()
+		tty.Close()
+		if (err == nil) != removed || strings.Contains(out.String(), "Total reclaimed space: 3MiB") != removed ||
+			strings.Contains(errout.String(), "nothing was removed") == removed {
+			t.Errorf("answered %q: %v, %q, %q", answer, err, out.String(), errout.String())
+		}
+		for _, want := range []string{"sandboxes that have ended", "snapshots that failed", "images that no", "until=1h", "[y/N]"} {
+			if !strings.Contains(errout.String(), want) {
+				t.Errorf("it does not say %q: %s", want, errout.String())
 			}
 		}
 	}

@@ -49,7 +49,11 @@ type Config struct {
 
 	Prepared Prepared `toml:"prepared"`
 
+	Snapshots Snapshots `toml:"snapshots"`
+
 	Policies map[string]Policy `toml:"policies"`
+
+	Pools []Pool `toml:"pool"`
 
 	// Instance is InstanceName, checked.
 	Instance instance.Instance `toml:"-"`
@@ -148,9 +152,21 @@ type Prepared struct {
 	Runc  int `toml:"runc"`
 }
 
+// maxSnapshots is how many snapshots a host has at most, whatever is configured.
+const maxSnapshots = 10_000
+
 // maxPrepared bounds the prepared slots of a runtime. More would only be made while
 // nothing else happens, and hold addresses and memory of the kernel.
 const maxPrepared = 32
+
+// Snapshots are the limits beyond which snapshots are removed; 0: none.
+type Snapshots struct {
+	Max             int      `toml:"max"`
+	MaxPerSandbox   int      `toml:"max_per_sandbox"`
+	Bytes           Size     `toml:"max_bytes"`
+	BytesPerSandbox Size     `toml:"max_bytes_per_sandbox"`
+	Age             Duration `toml:"max_age"`
+}
 
 // Log is how much the daemon logs.
 type Log struct {
@@ -214,12 +230,14 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 	c.validateGateway(bad)
 	c.validateNetwork(bad)
 	c.validatePolicies(bad)
+	c.validatePools(bad)
 	c.validateStorage(bad)
 	c.validateRuntime(bad)
 	c.validateSecurity(bad)
 	c.validateImages(bad)
 	c.validateDefaults(bad)
 	c.validateLimits(bad)
+	c.validateSnapshots(bad)
 	switch c.Log.Level {
 	case "debug", "info", "warn", "error":
 	default:
@@ -310,6 +328,17 @@ func (c *Config) validateLimits(bad func(string, ...any)) {
 	}
 	if d := time.Duration(c.Limits.RetainEnded); d < time.Second {
 		bad("limits.retain_ended = %s: want at least 1s, so that clients can read why a sandbox ended", d)
+	}
+}
+
+func (c *Config) validateSnapshots(bad func(string, ...any)) {
+	for name, n := range map[string]int{"max": c.Snapshots.Max, "max_per_sandbox": c.Snapshots.MaxPerSandbox} {
+		if n < 0 || n > maxSnapshots {
+			bad("snapshots.%s = %d: want 1 to %d, or 0 for no limit", name, n, maxSnapshots)
+		}
+	}
+	if d := time.Duration(c.Snapshots.Age); d != 0 && d < time.Minute {
+		bad("snapshots.max_age = %s: want at least 1m, or 0s for no limit", d)
 	}
 }
 

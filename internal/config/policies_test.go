@@ -2,8 +2,10 @@ package config
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -92,5 +94,49 @@ func TestManyPolicies(t *testing.T) {
 	text.WriteString("[policies.more]")
 	if _, err := load(t, text.String()); err == nil || !strings.Contains(err.Error(), "257 tables [policies.NAME]: want at most 256") {
 		t.Error(err)
+	}
+}
+
+// TestPools: a table [[pool]] is the template and capacity of a pool; what is wrong in one is
+// refused by its name.
+func TestPools(t *testing.T) {
+	c, err := load(t, `[[pool]]
+name = "py"
+image = "python"
+runtime = "runc"
+limits = {memory = "128Mi"}
+prestart = ["python", "bash"]
+warm = "true"
+ready = "curl -f localhost"
+max_age = "1h"
+buffer_min = 1
+buffer_max = 2
+pool_max = 3
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := record.Pool{
+		Name: "py", Warm: "true", Ready: "curl -f localhost", MaxAge: time.Hour,
+		Capacity: record.Capacity{BufferMin: 1, BufferMax: 2, PoolMax: 3},
+		Template: []byte(`{"image":{"uri":"python"},"resourceLimits":{"memory":"128Mi"},"extensions":{"sandboxd.pool.max-age":"1h0m0s",` +
+			`"sandboxd.pool.ready":"curl -f localhost","sandboxd.pool.warm":"true","sandboxd.prestart":"python,bash","sandboxd.runtime":"runc"}}`),
+	}
+	if got := c.FixedPools(); len(got) != 1 || !reflect.DeepEqual(got[0], want) {
+		t.Errorf("%+v\n%s", got, got[0].Template)
+	}
+	for text, says := range map[string]string{
+		`name = "a.b"`:                "pool: name",
+		`name = "a"`:                  "image is missing",
+		"name = \"a\"\nimage = \"x\"": "poolMax",
+		"name = \"a\"\nimage = \"x\"\nruntime = \"lxc\"\nbuffer_max = 1\npool_max = 1":    "runtime",
+		"name = \"a\"\nimage = \"x\"\nmax_age = \"1s\"\nbuffer_max = 1\npool_max = 1":     "max_age",
+		"name = \"a\"\nimage = \"x\"\nready = \" \"\nbuffer_max = 1\npool_max = 1":        "pool a: ready: want a line",
+		"name = \"a\"\nimage = \"x\"\nwarm = \"a\\u0000\"\nbuffer_max = 1\npool_max = 1":  "pool a: warm: want a line",
+		"name = \"a\"\nimage = \"x\"\nbuffer_max = 1\npool_max = 1\n[[pool]]\nname=\"a\"": "two of that name",
+	} {
+		if _, err := load(t, "[[pool]]\n"+text); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", text, err, says)
+		}
 	}
 }

@@ -15,8 +15,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/fork"
 	"github.com/sandboxd/sandboxd/pkg/health"
+	"github.com/sandboxd/sandboxd/pkg/idle"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -41,11 +44,51 @@ func (d *Daemon) newGate() *admission.Gate {
 			MemoryBytes: func() (int64, error) { return memory("MemAvailable") },
 			Spaces:      d.spaces,
 			StartBytes:  func(runtime string) int64 { return startBytes[runtime] },
+			ImageBytes:  imageBytes(d.store.SnapshotRecord, d.cgroups.MemoryHeld),
 			MakeRoom:    sandbox.StockOf(d.manager).MakeRoom,
+			Relieve:     sandbox.Keeper{Manager: d.manager}.Relieve,
 		},
 		Queue:   d.queue,
 		Drain:   d.drain,
 		Refused: d.metrics.Refused,
+	}
+}
+
+// imageBytes is how much of the memory image of a snapshot a sandbox that is being created with it is
+// still to read. A sandbox that has ended starts without.
+func imageBytes(
+	snapshot func(context.Context, string) (record.Snapshot, bool, error), held func(id string) (int64, error),
+) func(r *record.Record) int64 {
+	return func(r *record.Record) int64 {
+		if r.State != record.Creating || !r.Spec.Memory {
+			return 0
+		}
+		snap, _, err := snapshot(context.Background(), r.Spec.Snapshot)
+		if err != nil || snap.Memory == nil { // its creation fails
+			return 0
+		}
+		bytes, err := held(r.ID)
+		if err != nil { // it has no cgroup yet
+			bytes = 0
+		}
+		return max(0, snap.Memory.Bytes()-bytes)
+	}
+}
+
+// imageRoom refuses a memory image that would take what the pool keeps for itself, or has promised.
+func imageRoom(space func() (free, total int64, err error), reserve int64) func(bytes, promised int64) error {
+	return func(bytes, promised int64) error {
+		free, _, err := space()
+		if err != nil || free-promised-bytes >= reserve {
+			return err
+		}
+		others := ""
+		if promised > 0 {
+			others = fmt.Sprintf("other images that are being written may take %s of it, ", record.Mebibytes(promised))
+		}
+		return errs.New(errs.Exhausted, "no room for the memory of this sandbox, %s: the storage pool has %s free, %sand %s must "+
+			"stay free (storage.reserve); delete sandboxes or snapshots, or make storage.pool_size larger", record.Mebibytes(bytes),
+			record.Mebibytes(free), others, record.Mebibytes(reserve))
 	}
 }
 
@@ -97,9 +140,29 @@ var _ api.Sandboxes = (*admitted)(nil)
 type admitted struct {
 	*sandbox.Manager
 	gate *admission.Gate
-	may  func(context.Context) error // why nothing may be created at all
+	held func(id string) (int64, error) // the memory in use by a sandbox, in bytes
+	may  func(context.Context) error    // why nothing may be created at all
 	made func(ctx context.Context, key string) (record.Made, bool, error)
 	pull func(r *record.Record) string // the progress of its image's pull
+}
+
+func newAdmitted(d *Daemon) *admitted {
+	return &admitted{Manager: d.manager, gate: d.gate, held: d.cgroups.MemoryHeld, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of}
+}
+
+// openForks makes what copies sandboxes. It ends before the Manager does.
+func openForks(d *Daemon) {
+	ctx, cancel := context.WithCancel(context.Background())
+	sandboxes := newAdmitted(d)
+	d.forks = fork.New(ctx, fork.Config{
+		Instance: d.cfg.Instance, Sandboxes: sandboxes, Snapshots: d.manager.Snapshots(), Fits: sandboxes.Fits,
+		Vault: vaultOfCopies(d), MemoryHeld: d.cgroups.MemoryHeld, Log: d.log,
+	})
+	d.onClose(func() error {
+		cancel()
+		d.forks.Close()
+		return nil
+	})
 }
 
 // Made returns what was made for the idempotency key of a request.
@@ -112,13 +175,21 @@ func (a *admitted) Create(ctx context.Context, s record.Spec) (record.Record, er
 	if err := a.may(ctx); err != nil {
 		return record.Record{}, err
 	}
-	leave, err := a.gate.Enter(ctx, s.Runtime, 1)
+	leave, err := a.gate.Enter(ctx, s.Runtime, a.gate.Host.ImageBytes(&record.Record{State: record.Creating, Spec: s}), 1)
 	if err != nil {
 		return record.Record{}, err
 	}
 	defer leave()
 	r, err := a.Manager.Create(ctx, s)
 	return a.placed(r), err
+}
+
+// Fits refuses sandboxes for which the host has no room, before any of them is made.
+func (a *admitted) Fits(ctx context.Context, runtime string, bytes int64, count int) error {
+	if err := a.may(ctx); err != nil {
+		return err
+	}
+	return a.gate.Fits(ctx, runtime, bytes, count)
 }
 
 // Start refuses a sandbox for which the host has no room, and while the host has
@@ -131,12 +202,33 @@ func (a *admitted) Start(ctx context.Context, idOrName string) (record.Record, e
 	if err != nil {
 		return r, err
 	}
-	leave, err := a.gate.Enter(ctx, r.Spec.Runtime, 0)
+	leave, err := a.gate.Enter(ctx, r.Spec.Runtime, 0, 0)
 	if err != nil {
 		return r, err
 	}
 	defer leave()
 	r, err = a.Manager.Start(ctx, r.ID)
+	return a.placed(r), err
+}
+
+// Resume refuses a sandbox whose memory is on disk while the host has no room for it.
+func (a *admitted) Resume(ctx context.Context, idOrName string) error {
+	leave, err := enterAwake(ctx, a.gate, a.Manager, a.held, idOrName)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return a.Manager.Resume(ctx, idOrName)
+}
+
+// Hibernate puts the memory of a sandbox on disk.
+func (a *admitted) Hibernate(ctx context.Context, idOrName string) error {
+	return sandbox.Hibernate(ctx, a.Manager, idOrName)
+}
+
+// Promote puts a copy in the place of its source.
+func (a *admitted) Promote(ctx context.Context, idOrName string) (record.Record, error) {
+	r, err := sandbox.Promote(ctx, a.Manager, idOrName)
 	return a.placed(r), err
 }
 
@@ -197,6 +289,11 @@ func (a *admitted) Steps(id string) (steps []api.Step) {
 	return steps
 }
 
+// DeleteEnded passes on to the Manager.
+func (a *admitted) DeleteEnded(ctx context.Context, id string) (bool, error) {
+	return sandbox.DeleteEnded(ctx, a.Manager, id)
+}
+
 // EventsSince returns events as API types.
 func (a *admitted) EventsSince(ctx context.Context, cursor string, at time.Time) <-chan wire.Event {
 	out := make(chan wire.Event)
@@ -214,13 +311,79 @@ func (a *admitted) EventsSince(ctx context.Context, cursor string, at time.Time)
 	return out
 }
 
-var _ health.Manager = keeper{}
+var (
+	_ health.Manager = keeper{}
+	_ idle.Manager   = keeper{}
+)
 
-// keeper is the Manager behind the host's limits, as pkg/health's Manager: restarts by
-// policy and requests of clients take turns.
+// keeper is the Manager behind the host's limits, as the Manager of pkg/health and
+// pkg/idle: restarts by policy and requests of clients take turns.
 type keeper struct {
 	sandbox.Keeper
-	gate *admission.Gate
+	gate    *admission.Gate
+	cgroups *cgroups.Tree
+}
+
+// CPU is the CPU time that a sandbox has used.
+func (k keeper) CPU(id string) (time.Duration, error) {
+	u, err := k.cgroups.Usage(id)
+	return time.Duration(u.CPUMicros) * time.Microsecond, err
+}
+
+// Wake refuses a sandbox whose memory is on disk while the host has no room for it. When ctx ends, a
+// wake that has begun goes on, and the room stays its own.
+func (k keeper) Wake(ctx context.Context, id string) (record.Record, error) {
+	leave, err := enterAwake(ctx, k.gate, k.Manager, k.cgroups.MemoryHeld, id)
+	if err != nil {
+		return record.Record{}, err
+	}
+	type result struct {
+		r   record.Record
+		err error
+	}
+	woken := make(chan result, 1)
+	go func() {
+		defer leave()
+		r, err := k.Keeper.Wake(admission.By(ctx, "wakes"), id)
+		woken <- result{r, err}
+	}()
+	select {
+	case w := <-woken:
+		return w.r, w.err
+	case <-ctx.Done():
+		return record.Record{}, context.Cause(ctx)
+	}
+}
+
+// enterAwake is Gate.Wake for a sandbox that is to be resumed. One that is hibernating is woken when
+// that is done. One whose memory stays where it is enters freely.
+func enterAwake(
+	ctx context.Context, g *admission.Gate, m *sandbox.Manager, held func(id string) (int64, error), id string,
+) (leave func(), err error) {
+	r, err := m.Get(ctx, id)
+	var bytes int64
+	switch {
+	case err == nil && r.Hibernation != nil:
+		bytes = r.Hibernation.Bytes()
+	case err == nil && r.State == record.Hibernating:
+		if bytes, err = held(r.ID); err != nil { // its image is whole by now, and its cgroup gone
+			return enterAwake(ctx, g, m, func(string) (int64, error) { return 0, nil }, id)
+		}
+	default:
+		return func() {}, err
+	}
+	return g.Wake(ctx, r.ID, r.Spec.Runtime, bytes)
+}
+
+// useByID is idle.Watcher.Use for a connection to a published port.
+func useByID(d *Daemon) func(ctx context.Context, id string) (leave func(), err error) {
+	return func(ctx context.Context, id string) (leave func(), err error) {
+		r, err := d.manager.Get(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		return d.idle.Use(ctx, &r)
+	}
 }
 
 // Restart refuses a sandbox for which the host has no room; pkg/health tries again.
@@ -232,7 +395,7 @@ func (k keeper) Restart(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	leave, err := k.gate.Enter(ctx, r.Spec.Runtime, 0)
+	leave, err := k.gate.Enter(ctx, r.Spec.Runtime, 0, 0)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -61,6 +63,55 @@ func newAgents(
 // connections to the agent of an earlier life are dead.
 func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 	a.forget(r.ID)
+	b, err := a.bootstrap(r)
+	if err != nil {
+		return nil, err
+	}
+	return b.File()
+}
+
+// seedBytes is how much entropy a copy gets.
+const seedBytes = 64
+
+// Adopt makes the agent that answers to token that of r: of a member of a pool, or of a copied
+// memory, which it first waits for.
+func (a *agents) Adopt(ctx context.Context, r *record.Record, token string, copied bool) (err error) {
+	b, err := a.bootstrap(r)
+	if err != nil {
+		return err
+	}
+	was := *r
+	was.Token = token
+	c, adoption := a.client(&was), agent.Adoption{Bootstrap: *b}
+	defer func() {
+		if err != nil || copied || r.Spec.Inspect { // the next has the new token, or gives variables
+			a.forget(r.ID)
+		}
+	}()
+	if copied {
+		if err := c.Ready(ctx); err != nil {
+			return err
+		}
+		var drawn [16 + 16 + seedBytes]byte
+		rand.Read(drawn[:]) //nolint:errcheck // never fails since Go 1.24
+		adoption.Copy = &agent.Copy{
+			Generation: hex.EncodeToString(drawn[:16]), MachineID: hex.EncodeToString(drawn[16:32]), Seed: drawn[32:],
+		}
+	}
+	return c.Adopt(ctx, adoption)
+}
+
+// Run runs a line with the shell of r for limit at most.
+func (a *agents) Run(ctx context.Context, r *record.Record, line string, limit time.Duration) error {
+	output, err := a.client(r).Probe(ctx, line, limit)
+	if err != nil {
+		return fmt.Errorf("%w: %.500q", err, output)
+	}
+	return nil
+}
+
+// bootstrap is what the agent of r is told first.
+func (a *agents) bootstrap(r *record.Record) (*agent.Bootstrap, error) {
 	env, variables := environment(r), map[string]string(nil)
 	if r.Spec.Inspect {
 		more, err := a.trusted(r.ID)
@@ -72,7 +123,7 @@ func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 			return nil, fmt.Errorf("read the placeholders of sandbox %s: %w", r.ID, err)
 		}
 	}
-	b := agent.Bootstrap{
+	return &agent.Bootstrap{
 		Protocol:           agent.Protocol,
 		Token:              r.Token,
 		Hostname:           r.Hostname(),
@@ -87,8 +138,7 @@ func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 		CommandOutputLimit: r.Spec.LogBytes,
 		OutputLimit:        r.Spec.LogBytes * keptCommands,
 		ShellAhead:         a.cfg.Defaults.ShellAhead,
-	}
-	return b.File()
+	}, nil
 }
 
 // environment is what the guest of r starts with: the variables of the image, and over
@@ -121,12 +171,17 @@ func (a *agents) client(r *record.Record) *agent.Client {
 	defer a.mu.Unlock()
 	c := a.clients[r.ID]
 	if c == nil {
-		addr := netip.AddrPortFrom(a.cfg.Addr(r.Slot), agent.Port)
-		c = agent.New(func(ctx context.Context) (net.Conn, error) { return dial(ctx, addr) }, r.Token)
-		if rec := *r; rec.Spec.Inspect {
-			c.GiveVariables(func(ctx context.Context) (map[string]string, error) { return a.placeholders(ctx, &rec) })
-		}
+		c = a.newClient(r)
 		a.clients[r.ID] = c
+	}
+	return c
+}
+
+func (a *agents) newClient(r *record.Record) *agent.Client {
+	addr := netip.AddrPortFrom(a.cfg.Addr(r.Slot), agent.Port)
+	c := agent.New(func(ctx context.Context) (net.Conn, error) { return dial(ctx, addr) }, r.Token)
+	if rec := *r; rec.Spec.Inspect {
+		c.GiveVariables(func(ctx context.Context) (map[string]string, error) { return a.placeholders(ctx, &rec) })
 	}
 	return c
 }

@@ -10,11 +10,14 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/systemd"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/expiry"
 	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/retention"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -25,8 +28,8 @@ const sweepEvery = time.Minute
 // minute comes first.
 const fillAfter = time.Minute
 
-// A background is the daemon's own work: expiry, probes and restarts, the sweep, prepared
-// slots, filling the pool, the watchdog.
+// A background is the daemon's own work: expiry, probes and restarts, idle policies, the
+// sweep, snapshots beyond their limits, prepared slots, filling the pool, the watchdog.
 type background struct{ *Daemon }
 
 // run works until ctx ends.
@@ -39,6 +42,7 @@ func (d background) run(ctx context.Context) {
 		}
 	}()
 	go d.watcher.Run(ctx) //nolint:errcheck // it ends with ctx only
+	go d.idle.Run(ctx)    //nolint:errcheck // likewise
 	go sandbox.StockOf(d.manager).Keep(ctx)
 	go d.forgetClients(ctx)
 	go d.watchLinks(ctx)
@@ -61,6 +65,10 @@ func (d background) run(ctx context.Context) {
 			d.impaired() // this logs the fault, even if nobody connects
 			if err := d.measuredSweep(ctx); err != nil && ctx.Err() == nil {
 				d.log.Error("the sweep failed; it runs again in a minute", "err", err)
+			}
+		case <-d.manager.Snapshots().Taken():
+			if err := d.retain(ctx); err != nil && ctx.Err() == nil {
+				d.log.Error("not all snapshots beyond their limits are removed; the sweep tries again", "err", err)
 			}
 		case answer := <-d.asked:
 			answer <- d.measuredSweep(ctx)
@@ -91,7 +99,26 @@ func (d background) sweep(ctx context.Context) error {
 	}
 	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d.Daemon),
 		d.files.Pool.Sweep(ctx, d.noSweep()), d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx),
-		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)), d.retain(ctx))
+}
+
+// retain removes the snapshots that exceed the limits of the configuration.
+func (d background) retain(ctx context.Context) error {
+	if d.noSweep() != "" {
+		return nil
+	}
+	c := d.cfg.Snapshots
+	limits := retention.Limits{
+		Max: c.Max, MaxPerSandbox: c.MaxPerSandbox, Bytes: int64(c.Bytes), BytesPerSandbox: int64(c.BytesPerSandbox),
+		Age: time.Duration(c.Age),
+	}
+	return retention.Apply(ctx, d.manager.Snapshots(), limits, time.Now(), func(r retention.Removal) {
+		s, limit := &r.Snapshot, "snapshots."+r.Limit
+		d.log.Info("snapshot removed", "snapshot", s.ID, "name", s.Name, "sandbox", s.Source, "state", string(s.State), "limit", limit,
+			"bytes", s.HeldBytes(), "created", s.Created)
+		d.history.Note(s.Source, history.Operation, time.Now(), "snapshot "+s.ID+" removed: it was beyond "+limit)
+		d.metrics.SnapshotRemoved(r.Limit)
+	})
 }
 
 // endLeftovers ends flows of an earlier daemon that no sandbox has claimed, after a recovery
@@ -139,9 +166,9 @@ func (d background) sweepEgress(ctx context.Context) error {
 func (d background) forgetClients(ctx context.Context) {
 	for e := range d.manager.Subscribe(ctx) {
 		switch e.Type {
-		case sandbox.EventDeleted, string(record.Ended):
+		case events.Deleted, string(record.Ended):
 			d.agents.forget(e.ID)
-		case sandbox.EventLost:
+		case events.Lost:
 			d.agents.forgetAllBut(func(id string) bool {
 				_, err := d.manager.Get(ctx, id)
 				return err == nil

@@ -131,18 +131,15 @@ func (b *bundles) agentDir() string { return filepath.Join(b.cfg.LibexecDir, "ag
 
 // Write makes the bundle of r.
 func (b *bundles) Write(_ context.Context, r *record.Record) error {
-	dir, hostname := b.dir(r.ID), r.Hostname()
+	dir := b.dir(r.ID)
 	if err := oci.Write(dir, oci.NewSpec(r.Spec.Runtime, b.config(r))); err != nil {
 		return err
 	}
 	// ndots:1 and no search list: one query for a name, not five. A start is a boot of
 	// the sandbox.
-	files := map[string]string{
-		"boot_id":     newBootID() + "\n",
-		"resolv.conf": fmt.Sprintf("nameserver %s\noptions ndots:1\n", b.cfg.Instance.Gateway()),
-		"hosts":       fmt.Sprintf("127.0.0.1 localhost\n%s %s\n", b.cfg.Addr(r.Slot), hostname),
-		"hostname":    hostname + "\n",
-	}
+	files := b.names(r)
+	files["boot_id"] = newBootID() + "\n"
+	files["resolv.conf"] = fmt.Sprintf("nameserver %s\noptions ndots:1\n", b.cfg.Instance.Gateway())
 	for name, text := range files {
 		if err := oci.WriteFile(dir, name, []byte(text), 0o644); err != nil {
 			return err
@@ -150,6 +147,31 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 	}
 	if ownUsers(r) {
 		return b.share(dir, r)
+	}
+	return nil
+}
+
+// names are the files of the bundle of r that have its hostname.
+func (b *bundles) names(r *record.Record) map[string]string {
+	hostname := r.Hostname()
+	return map[string]string{
+		"hosts":    fmt.Sprintf("127.0.0.1 localhost\n%s %s\n", b.cfg.Addr(r.Slot), hostname),
+		"hostname": hostname + "\n",
+	}
+}
+
+// Rename writes the hostname of r into files that a guest has mounted: it sees only what is
+// written in place.
+func (b *bundles) Rename(_ context.Context, r *record.Record) error {
+	for name, text := range b.names(r) {
+		f, err := os.OpenFile(filepath.Join(b.dir(r.ID), name), os.O_WRONLY|os.O_TRUNC, 0)
+		if err != nil {
+			return fmt.Errorf("rename the guest of %s: %w", r.ID, err)
+		}
+		_, err = f.WriteString(text)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return fmt.Errorf("rename the guest of %s: %w", r.ID, err)
+		}
 	}
 	return nil
 }

@@ -11,12 +11,9 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,26 +21,23 @@ import (
 	"github.com/sandboxd/sandboxd/internal/certs"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/doctor"
-	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/internal/metrics"
 	"github.com/sandboxd/sandboxd/internal/systemd"
-	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
-	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/fork"
 	"github.com/sandboxd/sandboxd/pkg/health"
+	"github.com/sandboxd/sandboxd/pkg/idle"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/netns"
-	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/oci/runc"
-	"github.com/sandboxd/sandboxd/pkg/oci/runsc"
+	"github.com/sandboxd/sandboxd/pkg/pools"
 	"github.com/sandboxd/sandboxd/pkg/publish"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
-	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/secrets"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/store"
@@ -76,7 +70,10 @@ type Daemon struct {
 	drain   *admission.Drain
 	manager *sandbox.Manager
 	gate    *admission.Gate
+	forks   *fork.Forks
+	pools   *pools.Keeper
 	watcher *health.Watcher
+	idle    *idle.Watcher
 	metrics *metrics.Metrics
 	history *history.Book
 	denials *denials
@@ -109,7 +106,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	if err := d.openCerts(); err != nil { // not in open: Teardown must work without certificates
 		return errors.Join(err, d.abandon(ctx))
 	}
-	err = errors.Join(d.openHistory(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d))
+	err = errors.Join(d.pools.Configure(ctx, cfg.FixedPools()), d.openHistory(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d))
 	if err != nil {
 		// Recover's error names what does not match the records, and the sweep tries
 		// again. That must not keep other sandboxes from the API.
@@ -275,34 +272,6 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 	return err
 }
 
-// keepAddresses refuses another address pool while sandboxes have addresses of the old
-// one: an address is computed from pool and slot, and stored nowhere else.
-func (d *Daemon) keepAddresses(ctx context.Context) error {
-	path, now := filepath.Join(d.cfg.StateDir, "address-pool"), d.cfg.Network.Pool.String()
-	was, err := os.ReadFile(path)
-	if err == nil && string(was) == now {
-		return nil
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read the address pool of the last start: %w", err)
-	}
-	all, err := d.store.List(ctx)
-	if err != nil {
-		return err
-	}
-	// A prepared slot that a dead daemon left has one too, and is released before it is used.
-	all = slices.DeleteFunc(all, func(r *record.Record) bool { return r.State == record.Prepared })
-	if len(was) > 0 && len(all) > 0 {
-		return fmt.Errorf("network.address_pool was %s and is now %s, but %s of the old pool: set it back, "+
-			"delete the sandboxes, and then change it", was, now,
-			errs.Count(len(all), "sandbox has an address", "sandboxes have addresses"))
-	}
-	if err := durable.Write(path, []byte(now), 0o600); err != nil {
-		return fmt.Errorf("store the address pool: %w", err)
-	}
-	return nil
-}
-
 func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 	if err := d.ns.Setup(ctx); err != nil {
 		return err
@@ -341,44 +310,6 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 	return nil
 }
 
-// openRuntimes opens the drivers of both runtimes, which read their bundles in dir(id).
-func openRuntimes(d *Daemon, dir func(id string) string) (map[string]sandbox.RuntimeKind, error) {
-	gvisor, err := runsc.New(runsc.Config{
-		Binary:        filepath.Join(d.cfg.LibexecDir, "runsc"),
-		Root:          filepath.Join(d.cfg.RunDir, "runsc"),
-		Bundle:        dir,
-		StartInCgroup: d.cgroups.Start,
-		Processes:     d.cgroups.Processes,
-	})
-	if err != nil {
-		return nil, err
-	}
-	d.onClose(gvisor.Close)
-	d.runc, err = runc.New(runc.Config{
-		Binary: filepath.Join(d.cfg.LibexecDir, "sandboxd-runc"),
-		Root:   filepath.Join(d.cfg.RunDir, "runc"),
-		Bundle: dir,
-	})
-	if err != nil {
-		return nil, err
-	}
-	d.onClose(d.runc.Close)
-	return map[string]sandbox.RuntimeKind{
-		oci.Runsc: {
-			Runtime:       gvisor,
-			OOMGroup:      true,
-			HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
-			HoldsLink:     true,
-			HostPids:      runscHostPids,
-		},
-		oci.Runc: {
-			Runtime:  d.runc,
-			OwnUsers: !weak.Off(weak.UserNS),
-			Early:    func() { _ = d.cgroups.Rouse() }, // if it fails, a start takes longer
-		},
-	}, nil
-}
-
 func (d *Daemon) openManager() error {
 	bundles, err := newBundles(d.cfg, d.files, d.ns, d.cgroups, d.log)
 	if err != nil {
@@ -396,6 +327,10 @@ func (d *Daemon) openManager() error {
 	if d.drain, err = admission.OpenDrain(filepath.Join(d.cfg.StateDir, "draining")); err != nil {
 		return err
 	}
+	member, err := memberOf(d)
+	if err != nil {
+		return err
+	}
 	d.manager, err = sandbox.New(sandbox.Deps{
 		Namespaces: d.ns,
 		Disks:      d.files.Disks,
@@ -408,6 +343,7 @@ func (d *Daemon) openManager() error {
 		Ports:      d.ports,
 		Bundles:    bundles,
 		Agents:     d.agents,
+		Vaults:     d.secrets,
 		Store:      d.store,
 		Runtimes:   runtimes,
 	}, sandbox.Config{
@@ -419,9 +355,11 @@ func (d *Daemon) openManager() error {
 		Policies:   d.cfg.Networks(),
 
 		CheckPolicy: d.secrets.CheckPolicy,
+		Member:      member,
 		Log:         d.log,
 		Prepared:    slots(d.cfg, d.log),
 		Room:        func(ctx context.Context, runtime string) error { return d.gate.Room(ctx, runtime) },
+		ImageRoom:   imageRoom(d.files.Pool.Space, int64(d.cfg.Storage.Reserve)),
 		Fetch:       d.fetch,
 		Admit:       func(asker context.Context, id string) sandbox.Turn { return d.queue.Enter(asker, id) },
 
@@ -436,9 +374,14 @@ func (d *Daemon) openManager() error {
 		defer cancel()
 		return d.manager.Close(ctx)
 	})
+	d.pools = newPools(d, member)
 	d.denials.toReaders(func(id, text string) { sandbox.Denied(d.manager, id, text) })
 	d.gate = d.newGate()
-	d.watcher = health.New(keeper{sandbox.Keeper{Manager: d.manager}, d.gate}, d.agents, d.log)
+	openForks(d)
+	k := keeper{sandbox.Keeper{Manager: d.manager}, d.gate, d.cgroups}
+	d.watcher = health.New(k, d.agents, d.log)
+	d.idle = idle.New(k, d.log)
+	d.ports.Use = useByID(d)
 	return nil
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
-	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -34,14 +34,14 @@ func TestDenials(t *testing.T) {
 			log: slog.New(slog.NewTextHandler(&said, nil)), history: history.New(), egress: &egress.Engine{FlowLog: recorder},
 		}
 		d.denials = newDenials(d.log)
-		var events atomic.Int64
+		var told atomic.Int64
 		d.denials.toReaders(func(id, text string) {
 			if id == "flood" && strings.Contains(text, "no rule allows it") {
-				events.Add(1)
+				told.Add(1)
 			}
 		})
 		for _, id := range []string{"flood", "quiet"} {
-			d.onEvent(sandbox.Event{ID: id, Type: string(record.Creating)})
+			d.onEvent(events.Event{ID: id, Type: string(record.Creating)})
 		}
 		deny := func(id string, i int) {
 			d.onDeny(egress.Denial{
@@ -85,8 +85,8 @@ func TestDenials(t *testing.T) {
 		if got := lines["flood"] - lines["more"] + more; got != seconds*each {
 			t.Errorf("%d denials are told of, %d were", got, seconds*each)
 		}
-		if told := int(events.Load()); told != lines["flood"]-lines["more"] {
-			t.Errorf("readers of events got %d, the log %d", told, lines["flood"]-lines["more"])
+		if n := int(told.Load()); n != lines["flood"]-lines["more"] {
+			t.Errorf("readers of events got %d, the log %d", n, lines["flood"]-lines["more"])
 		}
 		if lines["quiet"] != 3 {
 			t.Errorf("the neighbour has %d lines, want 3", lines["quiet"])
@@ -100,7 +100,7 @@ func TestDenials(t *testing.T) {
 		if got := entries[len(entries)-1].Text; got != words || !strings.Contains(said.String(), `reason="no rule allows this name"`) {
 			t.Errorf("a refused name is told of as %q, want %q", got, words)
 		}
-		d.onEvent(sandbox.Event{ID: "flood", Type: sandbox.EventDeleted})
+		d.onEvent(events.Event{ID: "flood", Type: events.Deleted})
 		deny("flood", 1) // late
 		if len(d.denials.ofs) != 1 {
 			t.Errorf("remembered are %d sandboxes, one is there", len(d.denials.ofs))

@@ -7,8 +7,10 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -19,6 +21,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/oci/runc"
+	"github.com/sandboxd/sandboxd/pkg/oci/runsc"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
@@ -99,15 +103,19 @@ type rootfs struct {
 }
 
 // Mount also removes the files of an agent that died on this disk, or on the disk it
-// was copied from. Otherwise these files would be read as the cause of a death before
+// was copied from, unless that agent runs on. Otherwise these files would be read as the cause of a death before
 // the next agent is up.
 func (s rootfs) Mount(ctx context.Context, id string, m sandbox.Mount) error {
-	for _, path := range []string{agent.ObituaryFile, agent.CrashFile} {
-		if err := s.disks.RemoveFile(ctx, id, path); err != nil {
-			return err
+	if !m.RunsOn {
+		for _, path := range []string{agent.ObituaryFile, agent.CrashFile} {
+			if err := s.disks.RemoveFile(ctx, id, path); err != nil {
+				return err
+			}
 		}
 	}
-	return s.Mounts.Mount(ctx, id, snapshot.Mount(m))
+	return s.Mounts.Mount(ctx, id, snapshot.Mount{
+		Layers: m.Layers, OwnUsers: m.OwnUsers, UIDBase: m.UIDBase, Volatile: m.Volatile, SetUID: m.SetUID,
+	})
 }
 
 type volumes struct{ *snapshot.Volumes }
@@ -262,3 +270,43 @@ func connections(t flowlog.Tally) wire.Connections {
 }
 
 func micros(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
+
+// openRuntimes opens the drivers of both runtimes, which read their bundles in dir(id).
+func openRuntimes(d *Daemon, dir func(id string) string) (map[string]sandbox.RuntimeKind, error) {
+	gvisor, err := runsc.New(runsc.Config{
+		Binary:        filepath.Join(d.cfg.LibexecDir, "runsc"),
+		Root:          filepath.Join(d.cfg.RunDir, "runsc"),
+		Bundle:        dir,
+		StartInCgroup: d.cgroups.Start,
+		Processes:     d.cgroups.Processes,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(gvisor.Close)
+	d.runc, err = runc.New(runc.Config{
+		Binary: filepath.Join(d.cfg.LibexecDir, "sandboxd-runc"),
+		Root:   filepath.Join(d.cfg.RunDir, "runc"),
+		Bundle: dir,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(d.runc.Close)
+	return map[string]sandbox.RuntimeKind{
+		oci.Runsc: {
+			Runtime:       gvisor,
+			Memory:        gvisor,
+			OOMGroup:      true,
+			HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
+			HoldsLink:     true,
+			HostPids:      runscHostPids,
+		},
+		oci.Runc: {
+			Runtime:  d.runc,
+			OwnUsers: !weak.Off(weak.UserNS),
+			Rename:   d.runc.Rename,
+			Early:    func() { _ = d.cgroups.Rouse() }, // if it fails, a start takes longer
+		},
+	}, nil
+}

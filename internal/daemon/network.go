@@ -2,13 +2,21 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -97,4 +105,32 @@ func decrypted(x egress.Explanation) string {
 		return "; requests there are decrypted, because a credential is bound to this host"
 	}
 	return ""
+}
+
+// keepAddresses refuses another address pool while sandboxes have addresses of the old
+// one: an address is computed from pool and slot, and stored nowhere else.
+func (d *Daemon) keepAddresses(ctx context.Context) error {
+	path, now := filepath.Join(d.cfg.StateDir, "address-pool"), d.cfg.Network.Pool.String()
+	was, err := os.ReadFile(path)
+	if err == nil && string(was) == now {
+		return nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read the address pool of the last start: %w", err)
+	}
+	all, err := d.store.List(ctx)
+	if err != nil {
+		return err
+	}
+	// A prepared slot that a dead daemon left has one too, and is released before it is used.
+	all = slices.DeleteFunc(all, func(r *record.Record) bool { return r.State == record.Prepared })
+	if len(was) > 0 && len(all) > 0 {
+		return fmt.Errorf("network.address_pool was %s and is now %s, but %s of the old pool: set it back, "+
+			"delete the sandboxes, and then change it", was, now,
+			errs.Count(len(all), "sandbox has an address", "sandboxes have addresses"))
+	}
+	if err := durable.Write(path, []byte(now), 0o600); err != nil {
+		return fmt.Errorf("store the address pool: %w", err)
+	}
+	return nil
 }

@@ -18,7 +18,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/retention"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -30,6 +32,7 @@ func (d *Daemon) newMetrics() *metrics.Metrics {
 		Ops:      sandbox.OperationNames(),
 		Reasons:  []string{string(record.RuntimeCrash), string(record.OOM), string(record.CreateFailed)},
 		Bounds:   admission.BoundNames(),
+		Kept:     retention.LimitNames(),
 		Look: func() (metrics.Look, error) {
 			l, err := d.look()
 			if err != nil {
@@ -49,7 +52,7 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 	l.Sandboxes = map[metrics.Kind]int{}
 	l.Prepared = map[string]int{oci.Runsc: 0, oci.Runc: 0}
 	for _, runtime := range []string{oci.Runsc, oci.Runc} {
-		for _, state := range []record.State{record.Creating, record.Running, record.Paused, record.Ended} {
+		for _, state := range []record.State{record.Creating, record.Running, record.Paused, record.Hibernated, record.Ended} {
 			l.Sandboxes[metrics.Kind{State: string(state), Runtime: runtime}] = 0
 		}
 	}
@@ -59,10 +62,23 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 			l.Deleting++
 			continue
 		case record.Prepared:
-			l.Prepared[r.Spec.Runtime]++
+			if r.Pool.Name == "" {
+				l.Prepared[r.Spec.Runtime]++
+			}
 			continue
 		}
 		l.Sandboxes[metrics.Kind{State: string(r.State), Runtime: r.Spec.Runtime}]++
+	}
+	pools, err := sandbox.StockOf(d.manager).Pools(context.Background())
+	if err != nil {
+		return l, err
+	}
+	for _, p := range pools {
+		m := metrics.Pool{Name: p.Name, Ready: p.Available, Allocated: p.Allocated, Work: map[string]metrics.PoolWork{}}
+		for result, w := range p.Work {
+			m.Work[result] = metrics.PoolWork{N: w.N, Seconds: w.Took.Seconds()}
+		}
+		l.Pools = append(l.Pools, m)
 	}
 	l.Creating, l.Waiting = d.queue.Len()
 	free, total, err := d.files.Pool.Space()
@@ -91,12 +107,12 @@ func (d *Daemon) openHistory(ctx context.Context) error {
 }
 
 // onEvent is called for every event of the Manager.
-func (d *Daemon) onEvent(e sandbox.Event) {
+func (d *Daemon) onEvent(e events.Event) {
 	switch e.Type {
 	case string(record.Creating):
 		d.history.Open(e.ID)
 		d.denials.open(e.ID)
-	case sandbox.EventDeleted:
+	case events.Deleted:
 		d.history.Forget(e.ID)
 		d.denials.forget(e.ID)
 		if err := d.egress.FlowLog.Forget(e.ID); err != nil {

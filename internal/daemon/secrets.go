@@ -102,6 +102,28 @@ func (f firewall) Register(ctx context.Context, r *record.Record, addr netip.Add
 	return f.Engine.Register(ctx, r.ID, addr, r.Spec.Network, i)
 }
 
+// vaultOfCopies is fork.Config.Vault. A policy that the copies have by name counts as it is now.
+func vaultOfCopies(d *Daemon) func(context.Context, *record.Record, *record.Spec) (bool, error) {
+	return func(ctx context.Context, source *record.Record, copies *record.Spec) (bool, error) {
+		if !source.Spec.Inspect { // it can have none
+			return false, nil
+		}
+		n, use := copies.Network, copies.Policy
+		if use.Uses(use.Name) {
+			p, err := sandbox.PoliciesOf(d.manager).Get(ctx, use.Name)
+			if err != nil {
+				return false, err
+			}
+			v := p.Newest()
+			if use.Pinned {
+				v, _ = p.Version(use.Version) // one that is not kept is refused when the first copy is created
+			}
+			n = v.Network
+		}
+		return d.secrets.CheckCopy(ctx, source, n)
+	}
+}
+
 // authorityOf returns the certificate of the authority of a sandbox that is about to start.
 func authorityOf(k *secrets.Keeper) func(context.Context, *record.Record) ([]byte, error) {
 	return func(ctx context.Context, r *record.Record) ([]byte, error) {

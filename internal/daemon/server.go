@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/pools"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -42,6 +44,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Keys:              d.store,
 		Volumes:           sandbox.VolumesOf(d.manager),
 		Policies:          sandbox.PoliciesOf(d.manager),
+		Pools:             d.pools,
 		Vaults:            d.secrets,
 		Flows:             flows{d.egress.FlowLog},
 		Insecure:          d.cfg.Listen.Insecure,
@@ -60,6 +63,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 
 		Health:     d.healthOf,
 		AwaitReady: d.watcher.Await,
+		Use:        d.idle.Use,
 		Impaired:   d.impaired,
 		OpenAPI:    openapi.JSON,
 		Docs:       openapi.Docs,
@@ -67,14 +71,14 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 			Version: version, Go: runtime.Version(), Instance: d.cfg.Instance.String(),
 			Runtimes: []string{oci.Runsc, oci.Runc},
 		},
-		System:   &system{Daemon: d, version: version, started: time.Now(), layers: map[string]int64{}},
-		Log:      d.log,
-		History:  d.history,
-		Network:  network{d},
-		OnAnswer: d.onAnswer,
-	}, &admitted{
-		Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of,
-	}, d.manager.Snapshots(),
+		Forks:       d.forks,
+		KeepsMemory: func(name string) bool { return name == oci.Runsc },
+		System:      &system{Daemon: d, version: version, started: time.Now(), layers: map[string]int64{}},
+		Log:         d.log,
+		History:     d.history,
+		Network:     network{d},
+		OnAnswer:    d.onAnswer,
+	}, newAdmitted(d), d.manager.Snapshots(),
 		diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
 }
 
@@ -114,6 +118,40 @@ func offerOf(d *Daemon) (o spec.Offer, err error) {
 		HostAddress: d.egress.HostAddress,
 
 		HostMemoryBytes: total,
+	}, nil
+}
+
+// newPools makes the keeper of pools. It refuses one of which no member can be made.
+func newPools(d *Daemon, member func(context.Context, record.Pool) (record.Spec, error)) *pools.Keeper {
+	return &pools.Keeper{Store: d.store, Stock: sandbox.StockOf(d.manager), Check: func(ctx context.Context, p record.Pool) error {
+		_, err := member(ctx, p)
+		return err
+	}}
+}
+
+// memberOf returns what makes of the template of a pool the specification of its members.
+func memberOf(d *Daemon) (func(context.Context, record.Pool) (record.Spec, error), error) {
+	o, err := offerOf(d)
+	if err != nil {
+		return nil, err
+	}
+	o.Complete()
+	return func(ctx context.Context, p record.Pool) (record.Spec, error) {
+		s, name, err := o.Member(&p)
+		if err != nil {
+			return s, err
+		}
+		ref, err := image.ParseReference(name)
+		if err != nil {
+			return s, err
+		}
+		i, err := d.images.Resolve(ctx, ref)
+		if err != nil {
+			return s, err
+		}
+		s.TakeImage(i)
+		s.ImageURI = name
+		return s, nil
 	}, nil
 }
 

@@ -176,7 +176,9 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	addImages(&df, images, layers, all, snaps)
 	df.Snapshots = []wire.Disk{}
 	for _, snap := range snaps {
-		df.Snapshots = append(df.Snapshots, wire.Disk{ID: snap.ID, Name: snap.Name, State: spec.SnapshotStateOf(snap), Bytes: snap.Bytes})
+		df.Snapshots = append(df.Snapshots, wire.Disk{
+			ID: snap.ID, Name: snap.Name, State: spec.SnapshotStateOf(snap), Bytes: snap.HeldBytes(), InUse: s.inUse(snap, all),
+		})
 	}
 	slices.SortFunc(df.Snapshots, func(a, b wire.Disk) int { return strings.Compare(a.ID, b.ID) })
 	df.Sandboxes = []wire.Disk{}
@@ -185,6 +187,9 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 		// A sandbox being made or deleted has no disk, and some pools do not count.
 		if used, limit, err := s.files.Disks.Usage(r.ID); err == nil {
 			d.Bytes, d.LimitBytes = used, limit
+		}
+		if r.Hibernation != nil {
+			d.Bytes += r.Hibernation.Bytes()
 		}
 		switch r.State {
 		case record.Deleting:
@@ -195,7 +200,7 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 			df.Prepared.Bytes += d.Bytes
 			continue
 		}
-		if r.State == record.Ended {
+		if r.State == record.Ended && !r.Restarting() {
 			df.ReclaimableBytes += d.Bytes
 		}
 		df.Sandboxes = append(df.Sandboxes, d)
@@ -204,6 +209,13 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	lost, err := s.files.Pool.Lost(ctx)
 	df.Lost = len(lost)
 	return df, err
+}
+
+// inUse reports whether a snapshot cannot be deleted now: it is being taken, its maker
+// deletes it, its files are read, or a sandbox is being created from it.
+func (s *system) inUse(snap record.Snapshot, all []*record.Record) bool {
+	return snap.State == record.SnapshotCreating || snap.Temporary || s.manager.Snapshots().InUse(snap.ID) ||
+		slices.ContainsFunc(all, func(r *record.Record) bool { return r.State == record.Creating && r.Spec.Snapshot == snap.ID })
 }
 
 // addDeleting adds a deleted sandbox of which something is left.

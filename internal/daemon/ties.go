@@ -56,7 +56,11 @@ func (d *Daemon) layerUsers(layer string) (users []string) {
 	}
 	for _, r := range all {
 		if r.State != record.Deleting && slices.Contains(r.Spec.Image.Layers, layer) {
-			users = append(users, cmp.Or(r.Spec.Name, r.ID))
+			user := cmp.Or(r.Spec.Name, r.ID)
+			if r.State == record.Prepared {
+				user = "pool " + r.Pool.Name
+			}
+			users = append(users, user)
 		}
 	}
 	return users

@@ -14,10 +14,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial connects from the network namespace of this thread. If the answer, yes or no, did
-// not come to the first SYN, Dial returns an error that says so. It reads the kernel's
-// count of retransmissions, so that a slow host does not look like a lost packet.
-func Dial(network, to string, timeout time.Duration) (net.Conn, error) {
+// synTimeout is the least time that Linux waits for an answer to a SYN before it sends the next
+// (RFC 6298, section 2.1). It waits longer later, at the latest after tcp_syn_linear_timeouts of
+// them (ip-sysctl.rst). A timer that counts jiffies may be a few milliseconds early.
+const synTimeout = time.Second - 20*time.Millisecond
+
+// refusals is how often Dial asks before it takes it that each first SYN gets no refusal.
+const refusals = 3
+
+// Dial connects from the network namespace of this thread. If the answer, yes or no, is not
+// one to the first SYN, Dial returns an error that says so. It knows that from the kernel
+// and not from a clock, so that a slow host does not look like a lost packet: the
+// timestamp in an answer says which SYN it answers (RFC 7323, section 3.2), however late it
+// comes. A refusal has no timestamp: if it came after a second SYN, Dial tries again, and a
+// rule that drops the first SYN does so each time.
+func Dial(network, to string, timeout time.Duration) (c net.Conn, err error) {
+	for range refusals {
+		var late error
+		if c, late, err = dial(network, to, timeout); late == nil || c != nil {
+			if c != nil && late != nil {
+				c.Close()
+			}
+			return c, cmp.Or(late, err)
+		}
+		err = late
+	}
+	return nil, err
+}
+
+// dial returns as late why it is not the first SYN that was answered.
+func dial(network, to string, timeout time.Duration) (c net.Conn, late, err error) {
 	kept := -1 // the socket, duplicated, because net.Dialer closes its own without an answer
 	d := net.Dialer{Timeout: timeout, Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		if e := raw.Control(func(fd uintptr) { kept, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
@@ -25,22 +51,26 @@ func Dial(network, to string, timeout time.Duration) (net.Conn, error) {
 		}
 		return err
 	}}
-	c, err := d.Dial(network, to)
+	c, err = d.Dial(network, to)
 	if kept < 0 {
-		return c, err
+		return c, nil, err
 	}
 	defer unix.Close(kept)
 	if ne, ok := errors.AsType[net.Error](err); !strings.HasPrefix(network, "tcp") || ok && ne.Timeout() {
-		return c, err
+		return c, nil, err
 	}
-	info, unread := unix.GetsockoptTCPInfo(kept, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if unread == nil && info.Total_retrans > 0 {
-		unread = fmt.Errorf("no answer to the first SYN: %d more were sent, and then: %v", info.Total_retrans, err)
+	info, late := unix.GetsockoptTCPInfo(kept, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if late != nil || info.Total_retrans == 0 {
+		return c, late, err
 	}
-	if unread != nil && c != nil {
-		c.Close()
+	// A connection's first round trip is from the SYN that was answered to its answer. If that
+	// is the first SYN, all others were sent meanwhile.
+	trip, last := time.Duration(info.Rtt)*time.Microsecond, time.Duration(info.Total_retrans)*synTimeout
+	if err != nil || trip < last {
+		late = fmt.Errorf("no answer to the first SYN: %d more were sent, over at least %v, and what was answered is %v old: %v",
+			info.Total_retrans, last, trip, err)
 	}
-	return c, cmp.Or(unread, err)
+	return c, late, err
 }
 
 // Resent is how many segments of c the kernel has retransmitted; 0 if c is not TCP.

@@ -8,6 +8,7 @@ type Look struct {
 	Sandboxes     map[Kind]int   // how many there are of each kind
 	Deleting      int            // deleted sandboxes of which something is left on the host
 	Prepared      map[string]int // prepared slots by runtime
+	Pools         []Pool         // of ready sandboxes
 	Creating      int            // sandboxes that are being brought up
 	Waiting       int            // sandboxes that wait for their turn
 	PoolBytes     int64          // size of the storage pool
@@ -19,6 +20,19 @@ type Look struct {
 	QueueWaiting    int64 // now
 	QueueOverflowed int64 // dropped because the queue was full
 	QueueLost       int64 // dropped because the daemon did not read fast enough
+}
+
+// Pool is a pool of ready sandboxes.
+type Pool struct {
+	Name             string
+	Ready, Allocated int
+	Work             map[string]PoolWork // by result
+}
+
+// PoolWork is how often something happened, and how long it took in all.
+type PoolWork struct {
+	N       uint64
+	Seconds float64
 }
 
 // Kind is a state and a runtime.
@@ -35,6 +49,8 @@ type Flows struct {
 type looker struct {
 	look func() (Look, error)
 
+	members, poolWork, poolSeconds *prometheus.Desc
+
 	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, failed *prometheus.Desc
 }
 
@@ -47,6 +63,11 @@ func newLooker(look func() (Look, error)) *looker {
 		sandboxes: d("sandboxes", "Sandboxes by state, ended ones too.", "state", "runtime"),
 		deleting:  d("deleting_sandboxes", "Deleted sandboxes that the kernel is still taking apart."),
 		prepared:  d("prepared_slots", "Slots that wait for a create, with all that needs neither image nor request.", "runtime"),
+		members:   d("pool_members", "Sandboxes of a pool: ready ones that nobody took yet, and allocated ones.", "pool", "state"),
+		poolWork: d("pool_results_total", "What a pool did: hit, miss, refused and lost creations, made and dropped members.", "pool",
+			"result"),
+		poolSeconds: d("pool_seconds_total", "How long that took: made members, and creations until their sandboxes ran.", "pool",
+			"result"),
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
 		poolUsed:  d("pool_used_bytes", "Used bytes of the storage pool."),
@@ -62,6 +83,7 @@ func newLooker(look func() (Look, error)) *looker {
 // Describe implements prometheus.Collector.
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
+		l.members, l.poolWork, l.poolSeconds,
 		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.failed,
 	} {
 		ch <- d
@@ -88,6 +110,16 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 	gauge(l.deleting, float64(v.Deleting))
 	for runtime, n := range v.Prepared {
 		gauge(l.prepared, float64(n), runtime)
+	}
+	for _, p := range v.Pools {
+		gauge(l.members, float64(p.Ready), p.Name, "ready")
+		gauge(l.members, float64(p.Allocated), p.Name, "allocated")
+		for result, w := range p.Work {
+			count(l.poolWork, float64(w.N), p.Name, result)
+			if w.Seconds > 0 {
+				count(l.poolSeconds, w.Seconds, p.Name, result)
+			}
+		}
 	}
 	gauge(l.creations, float64(v.Creating), "going")
 	gauge(l.creations, float64(v.Waiting), "waiting")

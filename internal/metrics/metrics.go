@@ -29,6 +29,7 @@ type Config struct {
 	Ops      []string // likewise
 	Reasons  []string // likewise
 	Bounds   []string // likewise
+	Kept     []string // likewise, the limits of snapshots
 	Look     func() (Look, error)
 }
 
@@ -49,6 +50,7 @@ type Metrics struct {
 	sweeps     *prometheus.CounterVec   // outcome
 	sweep      prometheus.Histogram
 	refused    *prometheus.CounterVec // bound
+	removed    *prometheus.CounterVec // limit
 }
 
 // New makes Metrics with their own registry.
@@ -68,6 +70,7 @@ func New(c Config) *Metrics {
 		answered: histogram("http_answer_seconds", "From a request until its answer began.", "route"),
 		sweeps:   counter("sweeps_total", "Runs of the sweep.", "outcome"),
 		refused:  counter("refused_total", "Creations and starts that were refused: by the limit of the host, or draining.", "bound"),
+		removed:  counter("snapshots_removed_total", "Snapshots that were removed because they exceeded a limit.", "limit"),
 		sweep: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "sandboxd_sweep_seconds", Help: "How long a sweep took.", Buckets: buckets,
 		}),
@@ -75,6 +78,7 @@ func New(c Config) *Metrics {
 	m.registry.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		m.operations, m.took, m.steps, m.failed, m.ended, m.execs, m.started, m.requests, m.answered, m.sweeps, m.sweep, m.refused,
+		m.removed,
 		newLooker(c.Look),
 	)
 	m.begin(c)
@@ -111,6 +115,9 @@ func (m *Metrics) begin(c Config) {
 	}
 	for _, b := range c.Bounds {
 		m.refused.WithLabelValues(b)
+	}
+	for _, l := range c.Kept {
+		m.removed.WithLabelValues(l)
 	}
 	m.sweeps.WithLabelValues(OK)
 	m.sweeps.WithLabelValues("failed")
@@ -158,6 +165,9 @@ func (m *Metrics) Request(method, route string, status int, guests bool, first t
 
 // Refused counts a creation that met a bound of the host.
 func (m *Metrics) Refused(bound string) { m.refused.WithLabelValues(bound).Inc() }
+
+// SnapshotRemoved counts a snapshot that was removed because of a limit.
+func (m *Metrics) SnapshotRemoved(limit string) { m.removed.WithLabelValues(limit).Inc() }
 
 // Sweep counts a periodic run of the recovery.
 func (m *Metrics) Sweep(failed bool, took time.Duration) {

@@ -22,7 +22,7 @@ func scrape(t testing.TB, m *Metrics) string {
 }
 
 func newMetrics(look func() (Look, error)) *Metrics {
-	m := New(Config{Runtimes: []string{"runsc", "runc"}, Ops: []string{"create", "delete"}, Look: look})
+	m := New(Config{Runtimes: []string{"runsc", "runc"}, Ops: []string{"create", "delete"}, Kept: []string{"max_age"}, Look: look})
 	m.Build("v1", "t")
 	return m
 }
@@ -47,6 +47,7 @@ func TestScrape(t *testing.T) {
 	m.Request("POST", "/sandboxes", 202, false, time.Millisecond)
 	m.Sweep(true, time.Millisecond)
 	m.Refused("memory")
+	m.SnapshotRemoved("max")
 	text := scrape(t, m)
 	for _, line := range []string{
 		`sandboxd_build_info{daemon="t",goversion="go`,
@@ -65,6 +66,8 @@ func TestScrape(t *testing.T) {
 		`sandboxd_creations{stage="going"} 2`,
 		`sandboxd_creations{stage="waiting"} 5`,
 		`sandboxd_refused_total{bound="memory"} 1`,
+		`sandboxd_snapshots_removed_total{limit="max"} 1`,
+		`sandboxd_snapshots_removed_total{limit="max_age"} 0`,
 		`sandboxd_step_seconds_count{runtime="runsc",step="queue",way="up"} 0`,
 		`sandboxd_pool_size_bytes 100`,
 		`sandboxd_pool_used_bytes 40`,

@@ -55,10 +55,17 @@ type Host struct {
 	Spaces      func() ([]Space, error)
 	// StartBytes is the memory that a sandbox of a runtime needs to come up.
 	StartBytes func(runtime string) int64
+	// ImageBytes is the size of the memory image that a sandbox which is coming up begins with; 0 if
+	// it begins anew. May be nil.
+	ImageBytes func(r *record.Record) int64
 	// MakeRoom releases what no sandbox needs (prepared slots), and reports whether there
 	// was anything. The gate calls it before it refuses for want of memory or disk. May be
 	// nil.
 	MakeRoom func(context.Context) bool
+	// Relieve frees memory that a sandbox holds which nobody uses at the moment, by putting it on
+	// disk, and reports whether there was one. The gate calls it, one call at a time, before it
+	// refuses for want of memory. May be nil.
+	Relieve func(context.Context) bool
 }
 
 // Limits are the limits and reserves that the host's owner sets.
@@ -76,21 +83,84 @@ type Gate struct {
 	Drain   *Drain
 	Refused func(bound string) // called for each refusal; may be nil
 
+	relief   sync.Once
+	reliever chan struct{} // has one while a caller frees memory
 	mu       sync.Mutex
-	entering int   // admitted, but not in the list yet or only just there; guarded by mu
-	promised int64 // bytes of memory for admitted sandboxes
+	entering int              // admitted, but not in the list yet or only just there; guarded by mu
+	promised int64            // bytes of memory for admitted sandboxes
+	wakes    map[string]*wake // by sandbox; guarded by mu
+}
+
+// A wake is the admission of a sandbox whose memory is on disk, for all who wait for it.
+type wake struct {
+	entered chan struct{} // closed when leave or err is known
+	leave   func()
+	err     error
+	callers int // guarded by Gate.mu
+}
+
+// Wake is Enter for sandbox id, which is in the list and whose memory of so many bytes is on disk. Of
+// several callers at the same time the first enters for all: the sandbox wakes once.
+func (g *Gate) Wake(ctx context.Context, id, runtime string, bytes int64) (leave func(), err error) {
+	g.mu.Lock()
+	w := g.wakes[id]
+	first := w == nil
+	if first {
+		if g.wakes == nil {
+			g.wakes = map[string]*wake{}
+		}
+		w = &wake{entered: make(chan struct{})}
+		g.wakes[id] = w
+	}
+	w.callers++
+	g.mu.Unlock()
+	if first {
+		w.leave, w.err = g.Enter(context.WithoutCancel(ctx), runtime, bytes, 0)
+		close(w.entered)
+	}
+	leave = sync.OnceFunc(func() { g.unwake(id, w) })
+	select {
+	case <-w.entered:
+		err = w.err
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return leave, nil
+}
+
+// unwake is leave of one caller of Wake.
+func (g *Gate) unwake(id string, w *wake) {
+	g.mu.Lock()
+	w.callers--
+	last := w.callers == 0
+	if last {
+		delete(g.wakes, id)
+	}
+	g.mu.Unlock()
+	if last && w.leave != nil {
+		w.leave()
+	}
 }
 
 // Enter admits one sandbox that is to be brought up on runtime. It refuses with
 // errs.Exhausted, or with errs.Unavailable while the host drains; the error says when
 // to try again. more is 1 for a new sandbox, and 0 for a restart of one that is in the
-// list already. Call leave when the list shows that the sandbox is coming up, or when
-// it will not come up.
-func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(), err error) {
-	leave, err = g.enter(ctx, runtime, more)
+// list already. bytes is the memory that it begins with, if it does not begin anew. Call leave
+// when the list shows that the sandbox is coming up, or when it will not come up.
+func (g *Gate) Enter(ctx context.Context, runtime string, bytes int64, more int) (leave func(), err error) {
+	needs := max(bytes, g.Host.StartBytes(runtime))
+	leave, err = g.enter(ctx, needs, more)
 	r, refused := errors.AsType[*refusal](err)
 	if refused && (r.bound == Memory || r.bound == Disk) && g.Host.MakeRoom != nil && g.Host.MakeRoom(ctx) {
-		leave, err = g.enter(ctx, runtime, more)
+		leave, err = g.enter(ctx, needs, more)
+		r, refused = errors.AsType[*refusal](err)
+	}
+	if refused && r.bound == Memory && g.Host.Relieve != nil {
+		leave, err = g.relieve(ctx, needs, more)
 		r, refused = errors.AsType[*refusal](err)
 	}
 	if !refused {
@@ -102,14 +172,66 @@ func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(
 	return nil, r.err
 }
 
+// relieve is enter after a refusal, while memory can be freed.
+func (g *Gate) relieve(ctx context.Context, needs int64, more int) (leave func(), err error) {
+	g.relief.Do(func() { g.reliever = make(chan struct{}, 1) })
+	select {
+	case g.reliever <- struct{}{}:
+		defer func() { <-g.reliever }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	leave, err = g.enter(ctx, needs, more) // another caller may have freed enough
+	for {
+		r, refused := errors.AsType[*refusal](err)
+		if !refused || r.bound != Memory || ctx.Err() != nil || !g.Host.Relieve(ctx) {
+			return leave, err
+		}
+		leave, err = g.enter(ctx, needs, more)
+	}
+}
+
 // Room fails as Enter does if the gate would refuse a new sandbox on runtime. It is
 // counted as no refusal.
 func (g *Gate) Room(ctx context.Context, runtime string) error {
-	leave, err := g.enter(ctx, runtime, 1)
+	leave, err := g.enter(ctx, g.Host.StartBytes(runtime), 1)
 	if err == nil {
 		leave()
 	}
 	return err
+}
+
+// Fits fails with errs.Exhausted unless the host has room for so many more sandboxes on runtime,
+// which will soon use so many bytes of memory each; the error says how many would fit. It fails
+// as Enter does if not even one may enter. It promises them nothing: each enters on its own.
+func (g *Gate) Fits(ctx context.Context, runtime string, bytes int64, count int) error {
+	leave, err := g.Enter(ctx, runtime, 0, 1)
+	if err != nil {
+		return err
+	}
+	leave()
+	all, err := g.Host.Sandboxes(ctx)
+	if err != nil {
+		return err
+	}
+	if fit := g.Limits.MaxSandboxes - len(all); count > fit {
+		return errs.New(errs.Exhausted, "no room for %d more sandboxes: %d would fit; this host has %d of at most %d "+
+			"(limits.max_sandboxes); delete some (`sandboxctl rm`)", count, max(fit, 0), len(all), g.Limits.MaxSandboxes)
+	}
+	if g.Limits.MemoryReserve == 0 {
+		return nil
+	}
+	free, err := g.Host.MemoryBytes()
+	if err != nil {
+		return err
+	}
+	each := max(bytes, g.Host.StartBytes(runtime))
+	if fit := (free - g.Limits.MemoryReserve) / each; int64(count) > fit {
+		return errs.New(errs.Exhausted, "no room for %d more sandboxes with %s of memory each: %d would fit; the host has %s of free "+
+			"memory, and %s must stay free (limits.memory_reserve)", count, record.Mebibytes(each), max(fit, 0), record.Mebibytes(free),
+			record.Mebibytes(g.Limits.MemoryReserve))
+	}
+	return nil
 }
 
 // A refusal is why enter admits nobody.
@@ -122,14 +244,13 @@ func (r *refusal) Error() string { return r.err.Error() }
 func (r *refusal) Unwrap() error { return r.err }
 
 // enter is Enter, without a second try.
-func (g *Gate) enter(ctx context.Context, runtime string, more int) (leave func(), err error) {
+func (g *Gate) enter(ctx context.Context, needs int64, more int) (leave func(), err error) {
 	if since := g.Drain.Since(); !since.IsZero() {
 		return nil, &refusal{Draining, errs.Retry(errs.Wire(errs.New(errs.Unavailable,
 			"this host creates and starts no sandboxes: it has been draining since %s; running sandboxes are not affected; `sandboxctl "+
 				"system drain --off` ends the drain", since.Format(time.RFC3339)),
 			"SANDBOX::DRAINING"), maxRetry)}
 	}
-	needs := g.Host.StartBytes(runtime)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	all, err := g.Host.Sandboxes(ctx)
@@ -168,7 +289,7 @@ func (g *Gate) memory(all []*record.Record, needs int64) error {
 	promised, n := g.promised, g.entering
 	for i := range all {
 		if all[i].State.Beginning() {
-			promised += g.Host.StartBytes(all[i].Spec.Runtime)
+			promised += g.begins(all[i])
 			n++
 		}
 	}
@@ -180,6 +301,15 @@ func (g *Gate) memory(all []*record.Record, needs int64) error {
 			"(limits.memory_reserve); delete sandboxes, or wait for some to end",
 		record.Mebibytes(free), errs.Count(n, "creation in progress needs", "creations in progress need"),
 		record.Mebibytes(promised), record.Mebibytes(needs), record.Mebibytes(g.Limits.MemoryReserve))
+}
+
+// begins is the memory that a sandbox in the list needs to come up.
+func (g *Gate) begins(r *record.Record) int64 {
+	bytes := g.Host.StartBytes(r.Spec.Runtime)
+	if g.Host.ImageBytes != nil {
+		bytes = max(bytes, g.Host.ImageBytes(r))
+	}
+	return bytes
 }
 
 func (g *Gate) disk(all []*record.Record) error {

@@ -42,6 +42,8 @@
 //   - POST /reach?host=&port= tries to reach a TCP port from inside, as [Reached].
 //   - PUT /limits has [Limits]; PUT /variables has variables by name, which replace
 //     [Bootstrap].Variables for what is started from then on.
+//   - POST /adopt makes the agent that of another sandbox; see [Adoption]. Only the daemon
+//     asks for it: the gateway passes it from nobody ([DaemonOnly]).
 //   - GET /ping answers with X-Sandboxd-Agent-Protocol.
 //   - POST /command with Accept: application/vnd.sandboxd.frames answers raw
 //     frames instead of events, so that output arrives byte for byte.

@@ -126,12 +126,17 @@ func ReadBootstrap(r io.Reader) (Bootstrap, error) {
 	if err := json.Unmarshal(line, &b); err != nil {
 		return b, fmt.Errorf("read bootstrap from standard input: %d bytes that are not the JSON line the daemon sends: %w", len(line), err)
 	}
+	return b, b.check()
+}
+
+// check says why an agent cannot begin with b.
+func (b *Bootstrap) check() error {
 	if b.Protocol < MinProtocol || b.Protocol > Protocol {
-		return b, fmt.Errorf("bootstrap speaks protocol %d, this agent speaks %d to %d: "+
+		return fmt.Errorf("bootstrap speaks protocol %d, this agent speaks %d to %d: "+
 			"daemon and agent are from different releases", b.Protocol, MinProtocol, Protocol)
 	}
 	if b.Token == "" {
-		return b, fmt.Errorf("bootstrap has no token: without one, every process of the sandbox could use the agent")
+		return fmt.Errorf("bootstrap has no token: without one, every process of the sandbox could use the agent")
 	}
-	return b, nil
+	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -41,7 +42,7 @@ const (
 // Client talks to one agent. It keeps connections open; Close closes them.
 type Client struct {
 	dial      func(context.Context) (net.Conn, error)
-	token     string
+	token     atomic.Pointer[string] // Adopt changes it
 	transport *http.Transport
 
 	doubtAfter, patience time.Duration
@@ -54,7 +55,8 @@ type Client struct {
 
 // New returns a client that dials with dial and proves itself with token.
 func New(dial func(ctx context.Context) (net.Conn, error), token string) *Client {
-	c := &Client{dial: dial, token: token, doubtAfter: doubtAfter, patience: patience}
+	c := &Client{dial: dial, doubtAfter: doubtAfter, patience: patience}
+	c.token.Store(&token)
 	c.transport = &http.Transport{
 		Proxy:                  nil, // never from the environment
 		DialContext:            c.connect,
@@ -100,7 +102,7 @@ func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r2.Header == nil {
 		r2.Header = http.Header{}
 	}
-	r2.Header.Set(TokenHeader, t.c.token)
+	r2.Header.Set(TokenHeader, *t.c.token.Load())
 	answered := t.c.doubt(ctx, giveUp)
 	if beginsCommand(r2) {
 		late := time.AfterFunc(beginLimit, func() { giveUp(errStuck()) })
@@ -300,7 +302,7 @@ func (c *Client) ping(ctx context.Context, conn net.Conn) error {
 	conn.SetDeadline(deadline) //nolint:errcheck // then reads fail as well
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if _, err := io.WriteString(conn, "GET /ping HTTP/1.1\r\nHost: sandbox\r\n"+TokenHeader+": "+c.token+"\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(conn, "GET /ping HTTP/1.1\r\nHost: sandbox\r\n"+TokenHeader+": "+*c.token.Load()+"\r\n\r\n"); err != nil {
 		return fmt.Errorf("ping the agent: %w", err)
 	}
 	br := bufio.NewReader(&io.LimitedReader{R: conn, N: maxReplyHeader})

@@ -28,7 +28,7 @@ func FuzzPing(f *testing.F) {
 			http.ReadRequest(bufio.NewReader(there)) //nolint:errcheck // it is ours
 			there.Write(answer)                      //nolint:errcheck // the client may have closed
 		}()
-		err := (&Client{token: "tok"}).ping(t.Context(), here)
+		err := New(nil, "tok").ping(t.Context(), here)
 		r := bufio.NewReader(bytes.NewReader(answer))
 		resp, rerr := http.ReadResponse(r, nil)
 		if err != nil {

@@ -77,10 +77,15 @@ func (s *sandboxHandlers) createOf(
 	if err := decodeBody(w, r, body, &req); err != nil {
 		return record.Record{}, err
 	}
+	sent := req.Extensions
+	if err := s.ofPool(r.Context(), &req); err != nil {
+		return record.Record{}, err
+	}
 	asked, err := s.offer.Spec(&req)
 	if err != nil {
 		return record.Record{}, err
 	}
+	asked.Extensions = sent
 	if err := s.origin(r.Context(), &asked, &req); err != nil {
 		return record.Record{}, err
 	}
@@ -94,6 +99,19 @@ func (s *sandboxHandlers) createOf(
 		return rec, fmt.Errorf("create a sandbox from %s: %w", asked.Image.Ref(), err)
 	}
 	return rec, nil
+}
+
+// ofPool adds to a creation that names a pool what the template of that has.
+func (s *sandboxHandlers) ofPool(ctx context.Context, req *wire.CreateRequest) error {
+	name := req.Extensions[wire.ExtPool]
+	if name == "" || s.pools == nil {
+		return nil
+	}
+	p, err := s.pools.Get(ctx, name)
+	if err != nil {
+		return err
+	}
+	return spec.FromPool(req, &p.Pool)
 }
 
 // holdLimit is how long the answer to a creation waits for its sandbox. Most run within
@@ -156,7 +174,7 @@ func (s *sandboxHandlers) await(w http.ResponseWriter, r *http.Request, id strin
 	if rec, err = s.readied(ctx, r.Context(), rec); err != nil {
 		return rec, fmt.Errorf("wait until sandbox %s is ready: %w", id, err)
 	}
-	if t := serverTiming(s.sandboxes.Steps(id)); t != "" {
+	if t := serverTiming(s.sandboxes.Steps(id), rec.Pool); t != "" {
 		w.Header().Set("Server-Timing", t)
 	}
 	w.Header().Set("Preference-Applied", "wait")
@@ -216,8 +234,14 @@ func wantsWait(r *http.Request) (bool, error) {
 }
 
 // serverTiming writes steps as in https://www.w3.org/TR/server-timing, in milliseconds.
-func serverTiming(steps []Step) string {
+func serverTiming(steps []Step, pool record.PoolUse) string {
 	var b strings.Builder
+	switch {
+	case pool.Miss != "":
+		fmt.Fprintf(&b, "pool-miss;desc=%q", pool.Miss)
+	case pool.Name != "":
+		fmt.Fprintf(&b, "pool-hit;desc=%q", pool.Name)
+	}
 	for _, st := range steps {
 		if b.Len() > 0 {
 			b.WriteString(", ")

@@ -37,11 +37,15 @@ type (
 		// somebody else is deleting the sandbox. It also takes IDs that Get does not
 		// know: those of sandboxes whose deletion failed.
 		Delete(ctx context.Context, id string) error
+		// DeleteEnded deletes a sandbox if it has ended and waits for no restart.
+		DeleteEnded(ctx context.Context, id string) (deleted bool, err error)
 		// Start starts a sandbox that has ended; see Create and Await.
 		Start(ctx context.Context, id string) (record.Record, error)
 		// Stop ends a sandbox and keeps it. Its entrypoint has grace to end by itself.
 		Stop(ctx context.Context, id string, grace time.Duration) error
 		Pause(ctx context.Context, id string) error
+		// Hibernate puts the memory of a sandbox on disk until Resume brings it back.
+		Hibernate(ctx context.Context, id string) error
 		Resume(ctx context.Context, id string) error
 		Renew(ctx context.Context, id string, expires time.Time) (record.Record, error)
 		// Update changes terms of a sandbox that runs or is paused. It calls change
@@ -50,6 +54,8 @@ type (
 		// Relabel gives a sandbox another name, unless that is empty, sets the labels given
 		// and removes those that are nil. It fails with errs.Exists if the name is taken.
 		Relabel(ctx context.Context, id, name string, patch map[string]*string) (record.Record, error)
+		// Promote has a copy trade name and expiry with the sandbox that it is a copy of.
+		Promote(ctx context.Context, id string) (record.Record, error)
 		// Steps says how long each step of the creation took, in order.
 		Steps(id string) []Step
 		// Life ends when the sandbox has ended. A stream from the sandbox does not end
@@ -67,14 +73,16 @@ type (
 	Snapshots interface {
 		// Create returns when the intent is durable; from then on ctx does not matter.
 		// With unique, it fails with errs.Exists if another snapshot has the name.
-		Create(ctx context.Context, sandbox, name string, unique bool) (record.Snapshot, error)
-		// CreateTemporary is Create for one that the caller deletes.
-		CreateTemporary(ctx context.Context, sandbox string) (record.Snapshot, error)
+		Create(ctx context.Context, sandbox string, q record.SnapshotRequest) (record.Snapshot, error)
 		// Await blocks while the snapshot is being taken.
 		Await(ctx context.Context, id string) (record.Snapshot, error)
 		Get(ctx context.Context, idOrName string) (record.Snapshot, error)
 		List(ctx context.Context) ([]record.Snapshot, error) // newest first
+		// Delete fails with errs.WrongState while the snapshot is in use.
 		Delete(ctx context.Context, idOrName string) error
+		// Use returns a snapshot that is ready, and keeps it until release is called. why
+		// says to people what needs a ready one.
+		Use(ctx context.Context, idOrName, why string) (snap record.Snapshot, release func(), err error)
 	}
 	// Diffs compares the files of sandboxes and snapshots. (snapshot)
 	Diffs interface {
@@ -114,8 +122,9 @@ type (
 		// errs.Denied unless replace is set.
 		Tag(ctx context.Context, ref, as image.Reference, replace bool) (record.Image, error)
 		Remove(ctx context.Context, ref image.Reference) (image.Pruned, error)
-		// Prune removes unused layers, and with all also unused images.
-		Prune(ctx context.Context, all bool) (image.Pruned, error)
+		// Prune removes unused layers, and with all also unused images; if before is not
+		// zero, those that were made before it.
+		Prune(ctx context.Context, all bool, before time.Time) (image.Pruned, error)
 	}
 	// System knows the daemon and its host. (internal/daemon)
 	System interface {
@@ -161,6 +170,18 @@ type (
 		// Use gives a sandbox that runs or is paused a policy, or a version of one.
 		Use(ctx context.Context, id string, use record.PolicyUse) (record.Record, error)
 		// Delete fails with errs.WrongState while a sandbox uses the policy.
+		Delete(ctx context.Context, name string) error
+	}
+	// Pools keeps pools of sandboxes that are ready before somebody asks. (pools.Keeper)
+	//
+	// If there is no such pool, the error is errs.NotFound.
+	Pools interface {
+		List(ctx context.Context) ([]record.PoolInfo, error) // by name
+		Get(ctx context.Context, name string) (record.PoolInfo, error)
+		// Create fails with errs.Exists if the name is taken.
+		Create(ctx context.Context, p record.Pool) (record.PoolInfo, error)
+		// Update and Delete fail with errs.WrongState if the pool is in the configuration.
+		Update(ctx context.Context, name string, change func(*record.Pool) error) (record.PoolInfo, error)
 		Delete(ctx context.Context, name string) error
 	}
 	// Vaults keeps the credential vaults of sandboxes. (secrets.Keeper)

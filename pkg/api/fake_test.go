@@ -27,6 +27,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/egress/vault"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/fork"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -43,6 +44,7 @@ type fake struct {
 	end    func(*record.Record) // if set, creations end so
 	queued bool                 // creations wait for their turn
 	snaps  map[string]record.Snapshot
+	used   map[string]int // snapshots
 	made   map[string]record.Made
 	keys   *fakeKeys
 
@@ -177,6 +179,16 @@ func (f *fake) Delete(_ context.Context, id string) error {
 	return nil
 }
 
+func (f *fake) DeleteEnded(_ context.Context, id string) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r := f.recs[id]; r.State != record.Ended {
+		return false, f.fail
+	}
+	delete(f.recs, id)
+	return true, nil
+}
+
 func (f *fake) change(id string, from, to record.State) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -217,6 +229,10 @@ func (f *fake) Pause(_ context.Context, id string) error {
 	return f.change(id, record.Running, record.Paused)
 }
 
+func (f *fake) Hibernate(_ context.Context, id string) error {
+	return f.change(id, record.Running, record.Hibernated)
+}
+
 func (f *fake) Resume(_ context.Context, id string) error {
 	return f.change(id, record.Paused, record.Running)
 }
@@ -252,6 +268,20 @@ func (f *fake) Update(_ context.Context, id string, change func(*record.Terms) e
 	return r, err
 }
 
+func (f *fake) Promote(ctx context.Context, id string) (record.Record, error) {
+	r, err := f.Get(ctx, id)
+	if err != nil || r.Spec.Fork.ID == "" {
+		return r, cmp.Or(err, error(errs.New(errs.WrongState, "sandbox %s is no copy", id)))
+	}
+	source, err := f.Get(ctx, r.Spec.Fork.Source)
+	if err != nil {
+		return r, err
+	}
+	f.set(id, func(r *record.Record) { r.Spec.Name, r.Expires = source.Spec.Name, source.Expires })
+	f.set(source.ID, func(s *record.Record) { s.Spec.Name, s.Expires = r.Spec.Name, r.Expires })
+	return f.Get(ctx, id)
+}
+
 func (f *fake) Relabel(ctx context.Context, id, name string, patch map[string]*string) (record.Record, error) {
 	if r, err := f.Get(ctx, name); name != "" && err == nil && r.ID != id {
 		return r, errs.New(errs.Exists, "the name %q belongs to sandbox %s", name, r.ID)
@@ -285,6 +315,25 @@ func (f *fake) Life(string) context.Context {
 func (f *fake) EventsSince(_ context.Context, cursor string, at time.Time) <-chan wire.Event {
 	f.since, f.from = cursor, at
 	return f.events
+}
+
+// forks are the real ones, of the sandboxes and snapshots of fake.
+func (f *fake) forks(t testing.TB, log io.Writer) *fork.Forks {
+	ctx, cancel := context.WithCancel(context.Background())
+	forks := fork.New(ctx, fork.Config{
+		Instance: 't', Sandboxes: f, Snapshots: fakeSnapshots{f}, Log: slog.New(slog.NewJSONHandler(log, nil)),
+		Fits: func(_ context.Context, _ string, _ int64, count int) error {
+			if count > 200 {
+				return errs.New(errs.Exhausted, "no room for %d more sandboxes: 200 would fit", count)
+			}
+			return nil
+		},
+	})
+	t.Cleanup(func() {
+		cancel()
+		forks.Close()
+	})
+	return forks
 }
 
 // fakeImages is the images of fake.
@@ -418,7 +467,7 @@ func (f fakeImages) Export(_ context.Context, i record.Image, w io.Writer) error
 	return f.exportFails
 }
 
-func (f fakeImages) Prune(_ context.Context, all bool) (image.Pruned, error) {
+func (f fakeImages) Prune(_ context.Context, all bool, _ time.Time) (image.Pruned, error) {
 	p := image.Pruned{Layers: []string{"sha256:1"}, Bytes: 7}
 	if all {
 		p.Images = []string{"python:latest"}
@@ -549,7 +598,8 @@ func (b *syncBuffer) String() string {
 func newWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
 	f := &fake{
-		recs: map[string]record.Record{}, snaps: map[string]record.Snapshot{}, made: map[string]record.Made{}, keys: &fakeKeys{},
+		recs: map[string]record.Record{}, snaps: map[string]record.Snapshot{}, used: map[string]int{},
+		made: map[string]record.Made{}, keys: &fakeKeys{},
 		volumes: &fakeVolumes{}, policies: &fakePolicies{}, vaults: &fakeVaults{all: map[string]*vault.Vault{}},
 		events: make(chan wire.Event, 8),
 	}
@@ -569,6 +619,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName,
 			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },
 		},
+		Forks: f.forks(t, w.log), KeepsMemory: func(runtime string) bool { return runtime == "runsc" },
 		Flows: fakeFlows{},
 		Host:  func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
 	}

@@ -117,7 +117,7 @@ func (h *imageHandlers) prune(w http.ResponseWriter, r *http.Request) error {
 		return httperr.Invalid("all: want true or false")
 	}
 	infoOf(r).op = opImagePrune
-	p, err := h.images.Prune(context.WithoutCancel(r.Context()), all)
+	p, err := h.images.Prune(context.WithoutCancel(r.Context()), all, time.Time{})
 	if err != nil {
 		return fmt.Errorf("prune images: %w", err)
 	}

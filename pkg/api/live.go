@@ -27,7 +27,10 @@ type statsHandlers struct {
 
 func (s *statsHandlers) one(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	switch rec.State {
-	case record.Ended, record.Creating, record.Starting:
+	case record.Hibernated:
+		return errs.New(errs.WrongState, "sandbox %s hibernates: its memory is on disk, and it uses no other resources; only running and "+
+			"paused sandboxes do", rec.ID)
+	case record.Ended, record.Creating, record.Starting, record.Waking:
 		return errs.New(errs.WrongState, "sandbox %s is %s; only running and paused sandboxes use resources", rec.ID, spec.StateOf(&rec))
 	}
 	u, err := s.measure(r.Context(), &rec)
@@ -49,7 +52,7 @@ func (s *statsHandlers) all(w http.ResponseWriter, r *http.Request) error {
 	}
 	all = slices.DeleteFunc(all, func(rec *record.Record) bool {
 		switch rec.State {
-		case record.Running, record.Pausing, record.Paused, record.Resuming:
+		case record.Running, record.Pausing, record.Paused, record.Resuming, record.Hibernating:
 			return false
 		}
 		return true

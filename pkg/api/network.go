@@ -59,9 +59,11 @@ func (h *networkHandlers) test(w http.ResponseWriter, r *http.Request, rec recor
 		return errs.New(errs.Unsupported, "target %s: only tcp can be tested, because a server need not answer %s; `sandboxctl "+
 			"egress explain` (GET /v1/sandboxes/{id}/network/explain) says what the policy makes of it", target, target.Proto)
 	}
-	if err := h.gateway.Reachable(r.Context(), &rec, wire.AgentPort); err != nil {
+	leave, err := h.gateway.Enter(r.Context(), &rec, wire.AgentPort)
+	if err != nil {
 		return err
 	}
+	defer leave()
 	ctx, cancel := context.WithTimeout(r.Context(), testLimit)
 	defer cancel()
 	start := time.Now()

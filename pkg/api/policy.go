@@ -238,3 +238,71 @@ func (h *namedHandlers) remove(w http.ResponseWriter, r *http.Request) error {
 	writeEmpty(w, http.StatusNoContent)
 	return nil
 }
+
+// poolHandlers serve the routes of pools.
+type poolHandlers struct {
+	pools Pools
+	offer *spec.Offer
+}
+
+func (h *poolHandlers) list(w http.ResponseWriter, r *http.Request) error {
+	all, err := h.pools.List(r.Context())
+	if err != nil {
+		return err
+	}
+	out := wire.PoolList{Items: []wire.Pool{}}
+	for _, i := range all {
+		out.Items = append(out.Items, spec.PoolOf(i))
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
+
+func (h *poolHandlers) get(w http.ResponseWriter, r *http.Request) error {
+	i, err := h.pools.Get(r.Context(), segmentOf(r, "name"))
+	if err == nil {
+		writeJSON(w, http.StatusOK, spec.PoolOf(i))
+	}
+	return err
+}
+
+// create answers when the pool is durable. Its members follow.
+func (h *poolHandlers) create(w http.ResponseWriter, r *http.Request) error {
+	var req wire.PoolRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	p := record.Pool{Name: req.Name}
+	if err := spec.PoolName(req.Name); err != nil {
+		return err
+	}
+	if err := h.offer.Pool(&p, &req); err != nil {
+		return err
+	}
+	i, err := h.pools.Create(r.Context(), p)
+	if err == nil {
+		writeJSON(w, http.StatusCreated, spec.PoolOf(i))
+	}
+	return err
+}
+
+// update changes the capacity of a pool, and its template if the body has one.
+func (h *poolHandlers) update(w http.ResponseWriter, r *http.Request) error {
+	var req wire.PoolRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	i, err := h.pools.Update(r.Context(), segmentOf(r, "name"), func(p *record.Pool) error { return h.offer.Pool(p, &req) })
+	if err == nil {
+		writeJSON(w, http.StatusOK, spec.PoolOf(i))
+	}
+	return err
+}
+
+func (h *poolHandlers) remove(w http.ResponseWriter, r *http.Request) error {
+	if err := h.pools.Delete(r.Context(), segmentOf(r, "name")); err != nil {
+		return err
+	}
+	writeEmpty(w, http.StatusNoContent)
+	return nil
+}

@@ -40,7 +40,7 @@ const (
 // Only the first pattern that fits a path counts: a path has no methods but those of
 // this pattern.
 func (s *Server) table() []route {
-	return slices.Concat(s.publicTable(), s.sandboxTable(), s.networkTable(), s.policyTable(), s.vaultTable(),
+	return slices.Concat(s.publicTable(), s.sandboxTable(), s.forkTable(), s.networkTable(), s.policyTable(), s.poolTable(), s.vaultTable(),
 		s.storageTable(), s.hostTable())
 }
 
@@ -73,6 +73,7 @@ func (s *Server) sandboxTable() []route {
 		{"POST", "/sandboxes/{id}/start", operator, on(s.sandboxes.start)},
 		{"POST", "/sandboxes/{id}/stop", operator, on(s.sandboxes.stop)},
 		{"POST", "/sandboxes/{id}/pause", operator, on(s.sandboxes.pause)},
+		{"POST", "/sandboxes/{id}/hibernate", operator, on(s.sandboxes.hibernate)},
 		{"POST", "/sandboxes/{id}/resume", operator, on(s.sandboxes.resume)},
 		{"POST", "/sandboxes/{id}/renew-expiration", operator, on(s.sandboxes.renew)},
 		{"POST", "/sandboxes/{id}/commit", operator, on(s.snapshots.commit)}, // another image's name: see image.Store.Tag
@@ -86,6 +87,18 @@ func (s *Server) sandboxTable() []route {
 	}
 }
 
+// forkTable is the part about forks.
+func (s *Server) forkTable() []route {
+	if s.cfg.NoForks {
+		return nil
+	}
+	return []route{
+		{"POST", "/sandboxes/{id}/fork", record.Operator, s.on(s.forks.create)},
+		{"GET", "/forks/{id}", record.Viewer, s.forks.get},
+		{"POST", "/sandboxes/{id}/promote", record.Operator, s.on(s.sandboxes.promote)},
+	}
+}
+
 // storageTable is the part about snapshots, images and volumes.
 func (s *Server) storageTable() []route {
 	const viewer, operator, admin = record.Viewer, record.Operator, record.Admin
@@ -94,6 +107,7 @@ func (s *Server) storageTable() []route {
 		{"GET", "/snapshots/{id}", viewer, s.snapshots.get},
 		{"DELETE", "/snapshots/{id}", operator, s.snapshots.delete},
 		{"GET", "/snapshots/{id}/inspect", viewer, s.snapshots.inspect},
+		{"POST", "/snapshots/{id}/commit", operator, s.snapshots.commitSnapshot}, // another image's name: see image.Store.Tag
 
 		{"GET", "/images", viewer, s.images.list},
 		{"POST", "/images", operator, s.images.load},
@@ -131,13 +145,12 @@ func (s *Server) hostTable() []route {
 
 		{"GET", "/system/info", viewer, s.system.info},
 		{"GET", "/system/df", viewer, s.system.df},
+		{"POST", "/system/prune", admin, s.system.prune},
 		{"PUT", "/system/drain", admin, s.system.drain(true)}, // and on the host: see onTheHost
 		{"DELETE", "/system/drain", admin, s.system.drain(false)},
 		{"GET", "/system/backup", admin, s.system.backup},
 
 		{"POST", "/metrics/events", viewer, noTelemetry},
-		{"*", "/pools/{...}", viewer, never("KUBERNETES::POOL_NOT_SUPPORTED",
-			"a single host has no pools; the client-side pools of SDKs work without them")},
 		{"*", "/templates/{...}", viewer, never("FSB::API_NOT_SUPPORTED",
 			"templates need OpenSandbox's Kubernetes runtime, which sandboxd does not have; make an image (sandboxctl image build, "+
 				"image import) or a snapshot of a sandbox, and create sandboxes from it")},
@@ -155,6 +168,21 @@ func (s *Server) policyTable() []route {
 		{"PUT", "/policies/{name}", record.Admin, s.named.put}, // it changes what sandboxes of all clients may reach
 		{"DELETE", "/policies/{name}", record.Admin, s.named.remove},
 		{"PUT", "/sandboxes/{id}/policy", record.Operator, s.on(s.named.use)},
+	}
+}
+
+// poolTable is the part about pools of ready sandboxes.
+func (s *Server) poolTable() []route {
+	if s.cfg.NoPools {
+		return []route{{"*", "/pools/{...}", record.Viewer, never("KUBERNETES::POOL_NOT_SUPPORTED",
+			"this daemon has no pools; the client-side pools of SDKs work without them")}}
+	}
+	return []route{
+		{"GET", "/pools", record.Viewer, s.pools.list},
+		{"POST", "/pools", record.Admin, s.pools.create}, // its members use memory whether or not somebody asks for them
+		{"GET", "/pools/{name}", record.Viewer, s.pools.get},
+		{"PUT", "/pools/{name}", record.Admin, s.pools.update},
+		{"DELETE", "/pools/{name}", record.Admin, s.pools.remove},
 	}
 }
 

@@ -67,7 +67,7 @@ func TestRoles(t *testing.T) {
 	for _, rt := range documented(t) {
 		method := rt[0]
 		path := strings.NewReplacer("{sandboxId}", "taaaaaaaaaaa", "{snapshotId}", "snap-x", "{port}", "8000", "{ref}", "nope", "{name}",
-			"nope", "{kind}", "logs").Replace(rt[1])
+			"nope", "{kind}", "logs", "{forkId}", "fork-x").Replace(rt[1])
 		if strings.Contains(path, "/proxy/") {
 			path, _, _ = strings.Cut(path, "{")
 		}
@@ -117,6 +117,7 @@ func TestViewerSeesNoSecrets(t *testing.T) {
 	w := newWorld(t)
 	body := strings.Replace(createBody, "{", `{"env":{"SECRET":"PLANTED"},`, 1)
 	id := w.do("POST", "/v1/sandboxes", body).sandbox(t).ID
+	forked := w.do("POST", "/v1/sandboxes/"+id+"/fork?wait=true", `{"count":1,"timeout":60}`).fork(t, 202).ID
 	viewer := w.key(t, "v", "viewer")
 	secrets := map[string]string{
 		"the value of a variable": "PLANTED", "the agent's token": "agent-token", "the token of a port": w.s.gateway.Token(id, 8000),
@@ -125,7 +126,8 @@ func TestViewerSeesNoSecrets(t *testing.T) {
 	read := 0
 	for _, rt := range documented(t) {
 		method := rt[0]
-		path := strings.NewReplacer("{sandboxId}", id, "{snapshotId}", "snap-x", "{ref}", "python", "{name}", "nope").Replace(rt[1])
+		path := strings.NewReplacer("{sandboxId}", id, "{forkId}", forked, "{snapshotId}", "snap-x", "{ref}", "python", "{name}",
+			"nope").Replace(rt[1])
 		row, _ := w.s.row(method, path)
 		if method != "GET" || row.need != record.Viewer || strings.HasSuffix(path, "/events") && !strings.Contains(path, id) {
 			continue

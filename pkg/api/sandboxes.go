@@ -24,6 +24,7 @@ type sandboxHandlers struct {
 	snapshots Snapshots
 	guard     *auth.Guard
 	offer     *spec.Offer
+	pools     Pools // may be nil
 
 	host        func(record.Record) map[string]string // see Config; these five may be nil
 	notes       func(record.Record) []string
@@ -113,6 +114,14 @@ func (s *sandboxHandlers) pause(w http.ResponseWriter, r *http.Request, rec reco
 	return nil
 }
 
+func (s *sandboxHandlers) hibernate(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	if err := s.sandboxes.Hibernate(context.WithoutCancel(r.Context()), rec.ID); err != nil {
+		return fmt.Errorf("hibernate sandbox %s: %w", rec.ID, httperr.Recode(err, errs.WrongState, "DOCKER::SANDBOX_NOT_RUNNING"))
+	}
+	writeEmpty(w, http.StatusAccepted)
+	return nil
+}
+
 func (s *sandboxHandlers) resume(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	if err := s.sandboxes.Resume(context.WithoutCancel(r.Context()), rec.ID); err != nil {
 		return fmt.Errorf("resume sandbox %s: %w", rec.ID, httperr.Recode(err, errs.WrongState, "DOCKER::SANDBOX_NOT_PAUSED"))
@@ -173,6 +182,15 @@ func (s *sandboxHandlers) rename(w http.ResponseWriter, r *http.Request, rec rec
 		if rec, err = s.sandboxes.Relabel(context.WithoutCancel(r.Context()), rec.ID, req.Name, nil); err != nil {
 			return fmt.Errorf("rename sandbox %s: %w", rec.ID, err)
 		}
+	}
+	writeJSON(w, http.StatusOK, s.show(rec))
+	return nil
+}
+
+func (s *sandboxHandlers) promote(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	rec, err := s.sandboxes.Promote(context.WithoutCancel(r.Context()), rec.ID)
+	if err != nil {
+		return err
 	}
 	writeJSON(w, http.StatusOK, s.show(rec))
 	return nil

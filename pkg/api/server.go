@@ -48,6 +48,12 @@ type Config struct {
 	Volumes Volumes
 	// Policies keeps named policies; may be nil: then there are none.
 	Policies Policies
+	// Forks makes copies of sandboxes; may be nil: then none can be made. KeepsMemory says whether
+	// it can copy the memory of sandboxes on a runtime.
+	Forks       Forks
+	KeepsMemory func(runtime string) bool
+	// Pools keeps pools of ready sandboxes; may be nil: then there are none.
+	Pools Pools
 	// Vaults keeps credential vaults; may be nil: then no requests can be inspected.
 	Vaults Vaults
 	// RequestsPerSecond is how many requests one client may send by TCP; 0: no bound.
@@ -85,6 +91,8 @@ type Config struct {
 	// may be nil.
 	Health     func(record.Record) *wire.Health
 	AwaitReady func(context.Context, record.Record) error
+	// Use begins a use of a sandbox; see gateway.Config. It may be nil.
+	Use func(ctx context.Context, rec *record.Record) (leave func(), err error)
 
 	// Impaired names, for /health, a fault that does not keep the daemon from serving,
 	// in words that anybody may read; nil or "": none.
@@ -106,7 +114,8 @@ type Config struct {
 
 func (c *Config) defaults() {
 	c.Complete()
-	c.NoVolumes, c.NoPolicies, c.NoInspect = c.Volumes == nil, c.Policies == nil, c.Vaults == nil
+	c.NoVolumes, c.NoPolicies, c.NoInspect, c.NoForks = c.Volumes == nil, c.Policies == nil, c.Vaults == nil, c.Forks == nil
+	c.NoPools = c.Pools == nil
 	if c.Network == nil {
 		c.Network = noNetwork{}
 	}
@@ -129,6 +138,7 @@ type Server struct {
 
 	// One for each resource; table says which routes each of them serves.
 	sandboxes   *sandboxHandlers
+	forks       *forkHandlers
 	policies    *policyHandlers
 	vaults      *vaultHandlers
 	network     *networkHandlers
@@ -140,6 +150,7 @@ type Server struct {
 	images      *imageHandlers
 	volumes     *volumeHandlers
 	named       *namedHandlers
+	pools       *poolHandlers
 	stats       *statsHandlers
 	events      *eventHandlers
 	keys        *keyHandlers
@@ -166,14 +177,15 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 		Kills:   func(id string) (int64, error) { return st.OOMKills(id) },
 		Denials: cfg.Network.Denied,
 		Denied:  func(id string, before int64) string { return cfg.Network.Denials(id).Line(before) },
-		State:   spec.StateOf, Accessed: s.renewals.accessed, Log: s.quiet,
+		State:   spec.StateOf, Accessed: s.renewals.accessed, Use: cfg.Use, Log: s.quiet,
 	})
 	offer := &s.cfg.Offer
 	s.sandboxes = &sandboxHandlers{
-		sandboxes: sb, images: im, snapshots: sn, guard: guard, offer: offer,
+		sandboxes: sb, images: im, snapshots: sn, guard: guard, offer: offer, pools: cfg.Pools,
 		host: cfg.Host, notes: cfg.Notes, differences: cfg.Differences, health: cfg.Health, awaitReady: cfg.AwaitReady,
 		waitLimit: waitLimit, holdLimit: holdLimit,
 	}
+	s.forks = &forkHandlers{forks: cfg.Forks, sandboxes: sb, guard: guard, offer: offer, keepsMemory: cfg.KeepsMemory}
 	s.vaults = &vaultHandlers{cfg.Vaults}
 	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway, vaults: s.vaults}
 	s.network = &networkHandlers{network: cfg.Network, offer: offer, agents: ag, gateway: s.gateway}
@@ -185,11 +197,13 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	s.snapshots = &snapshotHandlers{snapshots: sn, diffs: df, images: s.images}
 	s.volumes = &volumeHandlers{volumes: cfg.Volumes, offer: offer, log: cfg.Log}
 	s.named = &namedHandlers{policies: cfg.Policies, offer: offer}
+	s.pools = &poolHandlers{pools: cfg.Pools, offer: offer}
 	s.stats = &statsHandlers{sandboxes: sb, stats: st, log: cfg.Log}
 	s.events = &eventHandlers{sandboxes: sb}
 	s.keys = &keyHandlers{guard: guard}
 	s.system = &systemHandlers{
 		known: cfg.System, impaired: cfg.Impaired, release: cfg.Version, document: cfg.OpenAPI, page: cfg.Docs, guard: guard,
+		pruner: pruner{sb, sn, im, cfg.Volumes},
 	}
 	s.routes = newRouter(s.table())
 	return s, nil

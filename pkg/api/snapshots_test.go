@@ -18,7 +18,8 @@ import (
 // fakeSnapshots is the snapshots of fake. They are ready when they are awaited.
 type fakeSnapshots struct{ *fake }
 
-func (f fakeSnapshots) Create(_ context.Context, sandbox, name string, unique bool) (record.Snapshot, error) {
+func (f fakeSnapshots) Create(_ context.Context, sandbox string, q record.SnapshotRequest) (record.Snapshot, error) {
+	name, unique := q.Name, q.Unique
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, s := range f.snaps {
@@ -35,12 +36,14 @@ func (f fakeSnapshots) Create(_ context.Context, sandbox, name string, unique bo
 		ID: record.NewSnapshotID('t'), Name: name, Source: sandbox, State: record.SnapshotCreating, Image: r.Spec.Image,
 		Created: t, Changed: t, Bytes: 7,
 	}
+	if q.Memory {
+		s.Memory = &record.Memory{
+			MemoryImage: record.MemoryImage{Files: []record.MemoryFile{{Name: "pages.img", Bytes: 4 << 20}}}, Spec: r.Spec, Token: r.Token,
+		}
+		s.Memory.Needs = record.MemoryNeeds{Build: "abc", CPU: "fast"}
+	}
 	f.snaps[s.ID] = s
 	return s, nil
-}
-
-func (f fakeSnapshots) CreateTemporary(ctx context.Context, sandbox string) (record.Snapshot, error) {
-	return f.Create(ctx, sandbox, "", false)
 }
 
 func (f fakeSnapshots) Await(ctx context.Context, id string) (record.Snapshot, error) {
@@ -73,8 +76,23 @@ func (f fakeSnapshots) List(context.Context) (all []record.Snapshot, err error) 
 	return all, nil
 }
 
+func (f fakeSnapshots) Use(ctx context.Context, id, why string) (record.Snapshot, func(), error) {
+	s, err := f.Get(ctx, id)
+	if err == nil && s.State != record.SnapshotReady {
+		err = errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s; %s", s.ID, s.State, why), "SNAPSHOT::NOT_READY")
+	}
+	if err != nil {
+		return s, nil, err
+	}
+	f.used[id]++
+	return s, func() { f.used[id]-- }, nil
+}
+
 func (f fakeSnapshots) Delete(ctx context.Context, id string) error {
 	s, err := f.Get(ctx, id)
+	if err == nil && f.used[id] > 0 {
+		err = errs.New(errs.WrongState, "snapshot %s is in use", id)
+	}
 	if err == nil && s.State == record.SnapshotCreating {
 		err = errs.New(errs.WrongState, "snapshot %s is still being taken", id)
 	}
@@ -96,6 +114,17 @@ func (a answer) snapshot(t testing.TB, status int) (s wire.Snapshot) {
 		t.Fatalf("%v in %s", err, a.body)
 	}
 	return s
+}
+
+func (a answer) fork(t testing.TB, status int) (f wire.Fork) {
+	t.Helper()
+	if a.StatusCode != status {
+		t.Fatalf("status %d, want %d: %s", a.StatusCode, status, a.body)
+	}
+	if err := json.Unmarshal(a.body, &f); err != nil {
+		t.Fatalf("%v in %s", err, a.body)
+	}
+	return f
 }
 
 func (a answer) wants(t testing.TB, status int, code string) {
@@ -334,6 +363,24 @@ func TestCommit(t *testing.T) {
 			t.Errorf("%s leaves %d snapshots", c.body, len(w.snaps))
 		}
 	}
+	// Of a snapshot, which stays and is in use meanwhile.
+	snap := w.do("POST", strings.TrimSuffix(at, "commit")+"snapshots?wait=true", `{"name":"before"}`).snapshot(t, 202).ID
+	of := "/v1/snapshots/" + snap + "/commit"
+	if a := w.do("POST", of, `{"name":"mine:2"}`); a.StatusCode != 200 || !strings.Contains(string(a.body), `{"name":"mine","tag":"2"`) {
+		t.Errorf("of a snapshot: %d %s", a.StatusCode, a.body)
+	}
+	if a := w.do("POST", of, `{"name":"refused"}`); a.StatusCode != 503 || !strings.Contains(string(a.body), "files of "+snap) {
+		t.Errorf("of a snapshot: %d %s", a.StatusCode, a.body)
+	}
+	if len(w.snaps) != 1 || w.used[snap] != 0 {
+		t.Errorf("%d snapshots are left, %d use it", len(w.snaps), w.used[snap])
+	}
+	w.do("POST", of, `{"name":"Bad"}`).wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	w.do("POST", "/v1/snapshots/nobody/commit", `{"name":"mine"}`).wants(t, 404, "SNAPSHOT::NOT_FOUND")
+	w.snaps["half"] = record.Snapshot{ID: "half", State: record.SnapshotCreating}
+	w.do("POST", "/v1/snapshots/half/commit", `{"name":"mine"}`).wants(t, 409, "SNAPSHOT::NOT_READY")
+	clear(w.snaps)
+
 	left, leave := context.WithCancel(t.Context())
 	leave() // the client
 	req := httptest.NewRequestWithContext(left, "POST", at, strings.NewReader(`{"name":"mine:1"}`))

@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
@@ -14,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
@@ -31,6 +34,7 @@ type systemHandlers struct {
 	document []byte // of /openapi.json
 	page     []byte // of /docs
 	guard    *auth.Guard
+	pruner
 }
 
 // system is what knows the host, or the refusal of a daemon without one.
@@ -124,6 +128,130 @@ func (s *systemHandlers) df(w http.ResponseWriter, r *http.Request) error {
 	}
 	writeJSON(w, http.StatusOK, df)
 	return nil
+}
+
+// A pruner removes what nobody uses.
+type pruner struct {
+	sandboxes Sandboxes
+	snapshots Snapshots
+	images    Images
+	volumes   Volumes // may be nil
+}
+
+// prune removes what has ended, failed or is not used, of all clients. It goes on after an
+// error.
+func (s *systemHandlers) prune(w http.ResponseWriter, r *http.Request) error {
+	sys, err := s.system()
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	all, aerr := spec.ParseBool(cmp.Or(q.Get("all"), "false"))
+	volumes, verr := spec.ParseBool(cmp.Or(q.Get("volumes"), "false"))
+	var before time.Time
+	if v := q.Get("until"); v != "" {
+		before, err = spec.ParseTime(v)
+	}
+	switch {
+	case aerr != nil || verr != nil:
+		return httperr.Invalid("all and volumes: want true or false")
+	case err != nil:
+		return httperr.Invalid("until %q: want a time such as 2030-01-02T15:04:05Z", httperr.Clip(q.Get("until"), 60))
+	case volumes && !before.IsZero():
+		return httperr.Invalid("until does not go with volumes: a volume that no sandbox has mounted may be in use again tomorrow")
+	}
+	ctx := context.WithoutCancel(r.Context()) // a client that hangs up has still asked for it
+	df, err := sys.DiskUsage(ctx)
+	if err != nil {
+		return fmt.Errorf("measure disks: %w", err)
+	}
+	out := wire.SystemPruneReport{Sandboxes: []string{}, Snapshots: []string{}, Volumes: []string{}}
+	err = errors.Join(s.pruneSandboxes(ctx, before, &out), s.pruneSnapshots(ctx, before, &out))
+	for _, d := range df.Sandboxes {
+		if slices.Contains(out.Sandboxes, d.ID) {
+			out.BytesReclaimed += d.Bytes
+		}
+	}
+	if volumes && s.volumes != nil {
+		err = errors.Join(err, s.pruneVolumes(ctx, &out))
+	}
+	p, perr := s.images.Prune(ctx, all, before) // last: what is removed by now needs no layers
+	if err = errors.Join(err, perr); err != nil {
+		return fmt.Errorf("prune: %w", err)
+	}
+	out.Images, out.Layers = append([]string{}, p.Images...), append([]string{}, p.Layers...)
+	out.BytesReclaimed += p.Bytes
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
+
+// pruneSandboxes removes what has ended, and was created before a time if that is not zero.
+func (p *pruner) pruneSandboxes(ctx context.Context, before time.Time, out *wire.SystemPruneReport) error {
+	list, err := p.sandboxes.List(ctx)
+	if err != nil {
+		return err
+	}
+	list = slices.DeleteFunc(list, func(r *record.Record) bool {
+		return r.State != record.Ended || !before.IsZero() && !r.Created.Before(before)
+	})
+	deleted, failed := make([]bool, len(list)), make([]error, len(list))
+	var g errgroup.Group
+	g.SetLimit(prunedAtOnce)
+	for i, r := range list {
+		g.Go(func() error {
+			deleted[i], failed[i] = p.sandboxes.DeleteEnded(ctx, r.ID)
+			return nil
+		})
+	}
+	g.Wait() //nolint:errcheck // each has its own
+	for i, r := range list {
+		if deleted[i] {
+			out.Sandboxes = append(out.Sandboxes, r.ID)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// prunedAtOnce bounds how many sandboxes are deleted at the same time: each is a commit of the store
+// and a subvolume, and there may be a thousand.
+const prunedAtOnce = 8
+
+// pruneSnapshots removes the snapshots that failed.
+func (p *pruner) pruneSnapshots(ctx context.Context, before time.Time, out *wire.SystemPruneReport) error {
+	list, err := p.snapshots.List(ctx)
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, s := range list {
+		if s.State != record.SnapshotFailed || !before.IsZero() && !s.Created.Before(before) {
+			continue
+		}
+		if err := p.snapshots.Delete(ctx, s.ID); err == nil {
+			out.Snapshots = append(out.Snapshots, s.ID)
+		} else if !errs.Is(err, errs.NotFound) {
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// pruneVolumes removes the volumes that no sandbox has mounted.
+func (p *pruner) pruneVolumes(ctx context.Context, out *wire.SystemPruneReport) error {
+	list, err := p.volumes.List(ctx)
+	if err != nil {
+		return err
+	}
+	held := map[string]int64{}
+	for _, v := range list {
+		held[v.Name], _ = p.volumes.Usage(v.ID) // some pools do not count
+	}
+	gone, err := p.volumes.Prune(ctx)
+	for _, name := range gone {
+		out.Volumes = append(out.Volumes, name)
+		out.BytesReclaimed += held[name]
+	}
+	return err
 }
 
 // drain is for the person who runs the host: a client with a key should not be able to

@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 type fakeSystem struct{ full bool }
@@ -58,6 +59,63 @@ func TestSystem(t *testing.T) {
 	}
 	if a := w.do("POST", "/system/info", ""); a.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %d", a.StatusCode)
+	}
+}
+
+// TestPrune removes what has ended, failed or is not used, and nothing else.
+func TestPrune(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.System = fakeSystem{} })
+	running, old, ended := w.create().ID, w.create().ID, w.create().ID
+	hour := time.Now().Add(-time.Hour)
+	for id, at := range map[string]time.Time{old: hour, ended: time.Now()} {
+		w.set(id, func(r *record.Record) { r.State, r.Created = record.Ended, at })
+	}
+	w.snaps["ready"] = record.Snapshot{ID: "ready", State: record.SnapshotReady, Created: hour}
+	w.snaps["new"] = record.Snapshot{ID: "new", State: record.SnapshotFailed, Created: time.Now()}
+	w.snaps["bad"] = record.Snapshot{ID: "bad", State: record.SnapshotFailed, Created: hour}
+	const layers = `"layers":["sha256:1"]`
+	for _, c := range []struct {
+		query  string
+		status int
+		says   string
+	}{
+		{"?all=maybe", 400, "true or false"},
+		{"?volumes=x", 400, "true or false"},
+		{"?until=yesterday", 400, "want a time"},
+		{"?volumes=true&until=2026-01-02T03:04:05Z", 400, "volumes"},
+		{"?until=2026-01-02T03:04:05Z", 200, `{"sandboxes":[],"snapshots":[],"images":[],` + layers + `,"volumes":[],"bytesReclaimed":7}`},
+		{
+			"?until=" + time.Now().Add(-time.Minute).UTC().Format(time.RFC3339), 200,
+			`{"sandboxes":["` + old + `"],"snapshots":["bad"],"images":[],` + layers + `,"volumes":[],"bytesReclaimed":7}`,
+		},
+		{
+			"?all=true", 200,
+			`{"sandboxes":["` + ended + `"],"snapshots":["new"],"images":["python:latest"],` + layers + `,"volumes":[],"bytesReclaimed":7}`,
+		},
+		{"", 200, `{"sandboxes":[],"snapshots":[],"images":[],` + layers + `,"volumes":[],"bytesReclaimed":7}`},
+	} {
+		if a := w.do("POST", "/v1/system/prune"+c.query, ""); a.StatusCode != c.status || !strings.Contains(string(a.body), c.says) {
+			t.Errorf("%s: %d %s", c.query, a.StatusCode, a.body)
+		}
+	}
+	if _, ok := w.recs[running]; !ok || len(w.recs) != 1 || len(w.snaps) != 1 {
+		t.Errorf("%d sandboxes and %d snapshots are left", len(w.recs), len(w.snaps))
+	}
+	if _, err := w.volumes.Create(t.Context(), "spare", 0); err != nil {
+		t.Fatal(err)
+	}
+	if a := w.do("POST", "/v1/system/prune?volumes=true", ""); !strings.Contains(string(a.body), `"volumes":["spare"],"bytesReclaimed":12`) {
+		t.Errorf("with volumes: %s", a.body)
+	}
+	// After an error the rest goes all the same.
+	w.snaps["bad"] = record.Snapshot{ID: "bad", State: record.SnapshotFailed, Created: hour}
+	last := w.create().ID
+	w.set(last, func(r *record.Record) { r.State = record.Ended })
+	w.snaps["used"] = record.Snapshot{ID: "used", State: record.SnapshotFailed, Created: hour}
+	w.used["used"] = 1
+	w.do("POST", "/v1/system/prune", "").wants(t, 409, "SANDBOX::INVALID_STATE")
+	if _, ok := w.snaps["used"]; !ok || len(w.snaps) != 2 || len(w.recs) != 1 {
+		t.Errorf("%d sandboxes and %d snapshots are left", len(w.recs), len(w.snaps))
 	}
 }
 

@@ -142,7 +142,12 @@ func (c *Client) Pause(ctx context.Context, idOrName string) error {
 	return c.do(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "/pause")}, nil)
 }
 
-// Resume undoes Pause.
+// Hibernate puts the memory of a sandbox on disk and ends its processes, until Resume brings them back.
+func Hibernate(ctx context.Context, c *Client, idOrName string) error {
+	return c.do(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "/hibernate")}, nil)
+}
+
+// Resume undoes Pause and Hibernate.
 func (c *Client) Resume(ctx context.Context, idOrName string) error {
 	return c.do(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "/resume")}, nil)
 }

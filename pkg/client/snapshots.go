@@ -20,7 +20,16 @@ func snapshotPath(idOrName, rest string) string {
 // snapshot has the name, the error is errs.Exists.
 // With wait it returns when the snapshot is ready or has failed; Status.State
 // says which. A snapshot that failed is not an error here.
-func (c Snapshots) Create(ctx context.Context, sandbox, name string, wait bool) (s wire.Snapshot, err error) {
+func (c Snapshots) Create(ctx context.Context, sandbox, name string, wait bool) (wire.Snapshot, error) {
+	return c.create(ctx, sandbox, name, false, wait)
+}
+
+// CreateWithMemory is Create for a snapshot that also keeps what the sandbox has in memory.
+func (c Snapshots) CreateWithMemory(ctx context.Context, sandbox, name string, wait bool) (wire.Snapshot, error) {
+	return c.create(ctx, sandbox, name, true, wait)
+}
+
+func (c Snapshots) create(ctx context.Context, sandbox, name string, memory, wait bool) (s wire.Snapshot, err error) {
 	var body wire.CreateSnapshotRequest
 	r := request{method: http.MethodPost, path: sandboxPath(sandbox, "/snapshots"), query: url.Values{}}
 	if name != "" {
@@ -28,6 +37,9 @@ func (c Snapshots) Create(ctx context.Context, sandbox, name string, wait bool) 
 		r.query.Set("unique", "true")
 	}
 	r.json = body
+	if memory {
+		r.query.Set("memory", "true")
+	}
 	if wait {
 		r.query.Set("wait", "true")
 		r.patient = true // copying may take minutes
@@ -52,6 +64,14 @@ func (c Snapshots) List(ctx context.Context, sandboxID string) ([]wire.Snapshot,
 // Inspect returns all there is to know of a snapshot.
 func (c Snapshots) Inspect(ctx context.Context, idOrName string) (wire.SnapshotInspection, error) {
 	return ask[wire.SnapshotInspection](ctx, c.daemon, get(snapshotPath(idOrName, "/inspect")))
+}
+
+// Commit makes an image, NAME[:TAG], of the files of a snapshot.
+func (c Snapshots) Commit(ctx context.Context, idOrName, name string) (im wire.ImageInfo, err error) {
+	err = c.do(ctx, request{
+		method: http.MethodPost, path: snapshotPath(idOrName, "/commit"), json: wire.CommitRequest{Name: name}, patient: true,
+	}, &im)
+	return im, err
 }
 
 // Remove deletes a snapshot. Sandboxes that were made from it stay.
@@ -84,4 +104,27 @@ func (c Snapshots) Diff(ctx context.Context, idOrName, base string, change func(
 		}
 	}
 	return nil
+}
+
+// Fork copies a sandbox. With wait it returns when all copies have come up or failed, without it
+// when the fork has begun; Status.State says which. A fork that failed is not an error here.
+func (c Snapshots) Fork(ctx context.Context, idOrName string, r wire.ForkRequest, wait bool) (f wire.Fork, err error) {
+	req := request{method: http.MethodPost, path: sandboxPath(idOrName, "/fork"), json: r}
+	if wait {
+		req.query = url.Values{"wait": {"true"}}
+		req.patient = true // copying may take minutes
+	}
+	err = c.do(ctx, req, &f)
+	return f, err
+}
+
+// Promote has a copy trade name and expiry with the sandbox that it is a copy of.
+func (c Snapshots) Promote(ctx context.Context, idOrName string) (sb wire.Sandbox, err error) {
+	err = c.do(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "/promote")}, &sb)
+	return sb, err
+}
+
+// GetFork returns a fork.
+func (c Snapshots) GetFork(ctx context.Context, id string) (wire.Fork, error) {
+	return ask[wire.Fork](ctx, c.daemon, get("/forks/"+url.PathEscape(id)))
 }

@@ -13,6 +13,9 @@ import (
 // System is a daemon and its host.
 type System struct{ *daemon }
 
+// Pools returns the pools of ready sandboxes.
+func (c System) Pools() Pools { return Pools(c) }
+
 // Info says what the daemon is, on what host, with which limits.
 func (c System) Info(ctx context.Context) (wire.SystemInfo, error) {
 	return ask[wire.SystemInfo](ctx, c.daemon, get("/system/info"))
@@ -21,6 +24,23 @@ func (c System) Info(ctx context.Context) (wire.SystemInfo, error) {
 // DiskUsage says what images and sandboxes take on the host's disks.
 func (c System) DiskUsage(ctx context.Context) (wire.DiskUsage, error) {
 	return ask[wire.DiskUsage](ctx, c.daemon, get("/system/df"))
+}
+
+// Prune removes sandboxes that have ended, snapshots that failed and unused layers; with all
+// also images that no sandbox uses, with volumes also volumes that no sandbox has mounted. If
+// before is not zero, only what was made before it; that does not go with volumes.
+func (c System) Prune(ctx context.Context, all, volumes bool, before time.Time) (p wire.SystemPruneReport, err error) {
+	q := url.Values{}
+	for name, set := range map[string]bool{"all": all, "volumes": volumes} {
+		if set {
+			q.Set(name, "true")
+		}
+	}
+	if !before.IsZero() {
+		q.Set("until", before.UTC().Format(time.RFC3339Nano))
+	}
+	err = c.do(ctx, request{method: http.MethodPost, path: "/system/prune", query: q, patient: true}, &p)
+	return p, err
 }
 
 // Drain makes the daemon refuse new sandboxes, or accept them again, also after a

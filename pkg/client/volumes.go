@@ -42,3 +42,35 @@ func (c Volumes) Remove(ctx context.Context, name string) error {
 func (c Volumes) Prune(ctx context.Context) (wire.VolumePruneReport, error) {
 	return ask[wire.VolumePruneReport](ctx, c.daemon, request{method: http.MethodPost, path: "/volumes/prune"})
 }
+
+// Pools are the pools of ready sandboxes of a host.
+type Pools struct{ *daemon }
+
+func poolPath(name string) string { return "/pools/" + url.PathEscape(name) }
+
+// List lists the pools there are, by name.
+func (c Pools) List(ctx context.Context) ([]wire.Pool, error) {
+	var l wire.PoolList
+	err := c.do(ctx, get("/pools"), &l)
+	return l.Items, err
+}
+
+// Get returns a pool.
+func (c Pools) Get(ctx context.Context, name string) (wire.Pool, error) {
+	return ask[wire.Pool](ctx, c.daemon, get(poolPath(name)))
+}
+
+// Create makes a pool. Its members are made after the answer.
+func (c Pools) Create(ctx context.Context, r wire.PoolRequest) (wire.Pool, error) {
+	return ask[wire.Pool](ctx, c.daemon, request{method: http.MethodPost, path: "/pools", json: r})
+}
+
+// Update changes the capacity of a pool, and its template unless that is empty.
+func (c Pools) Update(ctx context.Context, name string, r wire.PoolRequest) (wire.Pool, error) {
+	return ask[wire.Pool](ctx, c.daemon, request{method: http.MethodPut, path: poolPath(name), json: r})
+}
+
+// Remove deletes a pool. Its sandboxes stay.
+func (c Pools) Remove(ctx context.Context, name string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: poolPath(name)}, nil)
+}

@@ -16,7 +16,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -28,7 +28,7 @@ type Manager interface {
 	Deadline(r record.Record) time.Time
 	// Expire erases a sandbox if its deadline has passed, and only then.
 	Expire(ctx context.Context, id string) error
-	Subscribe(ctx context.Context) <-chan sandbox.Event
+	Subscribe(ctx context.Context) <-chan events.Event
 }
 
 // retry is the wait between two attempts to erase a sandbox.
@@ -56,7 +56,7 @@ func Run(ctx context.Context, m Manager, log *slog.Logger) error {
 
 func run(ctx context.Context, m Manager, a alarm, log *slog.Logger) error {
 	q := newQueue()
-	events := m.Subscribe(ctx) // before the list, so that no change is missed
+	news := m.Subscribe(ctx) // before the list, so that no change is missed
 	if err := q.fill(ctx, m); err != nil {
 		return err
 	}
@@ -68,11 +68,11 @@ func run(ctx context.Context, m Manager, a alarm, log *slog.Logger) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case e, ok := <-events:
+		case e, ok := <-news:
 			switch {
 			case !ok: // ctx has ended
-				events = nil
-			case e.Type == sandbox.EventLost:
+				news = nil
+			case e.Type == events.Lost:
 				if err := q.fill(ctx, m); err != nil {
 					log.Error("cannot list sandboxes to expire them; the sweep takes over", "err", err)
 				}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
-	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -22,14 +22,14 @@ type manager struct {
 	boxes  map[string]record.Record
 	gone   map[string]time.Time // when it was erased
 	refuse int                  // so many calls of Expire fail
-	events chan sandbox.Event
+	events chan events.Event
 }
 
 func newManager() *manager {
 	return &manager{
 		boxes:  map[string]record.Record{},
 		gone:   map[string]time.Time{},
-		events: make(chan sandbox.Event, 100),
+		events: make(chan events.Event, 100),
 	}
 }
 
@@ -39,7 +39,7 @@ func (m *manager) put(id string, expires time.Time, kind string) {
 	defer m.mu.Unlock()
 	m.boxes[id] = record.Record{ID: id, Expires: expires}
 	if kind != "" {
-		m.events <- sandbox.Event{Type: kind, ID: id}
+		m.events <- events.Event{Type: kind, ID: id}
 	}
 }
 
@@ -78,7 +78,7 @@ func (m *manager) Expire(_ context.Context, id string) error {
 	return nil
 }
 
-func (m *manager) Subscribe(context.Context) <-chan sandbox.Event { return m.events }
+func (m *manager) Subscribe(context.Context) <-chan events.Event { return m.events }
 
 // after is when id was erased.
 func (m *manager) after(id string, begin time.Time) time.Duration {
@@ -175,7 +175,7 @@ func TestChanges(t *testing.T) {
 		begin := time.Now()
 		m.put("a", begin.Add(time.Minute), "")
 		start()
-		m.put("a", begin.Add(3*time.Minute), sandbox.EventRenewed)
+		m.put("a", begin.Add(3*time.Minute), events.Renewed)
 		m.put("b", begin.Add(2*time.Minute), "creating") // sooner than what is waited for
 		time.Sleep(time.Hour)
 		if at := m.after("a", begin); at != 3*time.Minute {
@@ -186,7 +186,7 @@ func TestChanges(t *testing.T) {
 		}
 		// Events that were lost are made up for.
 		m.put("c", time.Now().Add(time.Minute), "")
-		m.events <- sandbox.Event{Type: sandbox.EventLost}
+		m.events <- events.Event{Type: events.Lost}
 		time.Sleep(time.Minute + time.Second)
 		if got := m.erased(); !slices.Contains(got, "c") {
 			t.Errorf("erased: %v", got)
@@ -196,7 +196,7 @@ func TestChanges(t *testing.T) {
 		m.mu.Lock()
 		delete(m.boxes, "d")
 		m.mu.Unlock()
-		m.events <- sandbox.Event{Type: sandbox.EventDeleted, ID: "d"}
+		m.events <- events.Event{Type: events.Deleted, ID: "d"}
 		time.Sleep(time.Hour)
 	})
 }

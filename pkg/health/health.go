@@ -21,7 +21,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -29,7 +29,7 @@ import (
 type Manager interface {
 	Get(ctx context.Context, idOrName string) (record.Record, error)
 	List(ctx context.Context) ([]*record.Record, error)
-	Subscribe(ctx context.Context) <-chan sandbox.Event
+	Subscribe(ctx context.Context) <-chan events.Event
 	// Life returns a context that ends when the sandbox ends.
 	Life(id string) context.Context
 	// Restart starts a sandbox if its policy wants that, and only then.
@@ -119,7 +119,7 @@ func New(m Manager, p Prober, log *slog.Logger) *Watcher {
 
 // Run watches until ctx ends, and returns the cause.
 func (w *Watcher) Run(ctx context.Context) error {
-	events := w.m.Subscribe(ctx) // before the list, so that no change is missed
+	news := w.m.Subscribe(ctx) // before the list, so that no change is missed
 	var anew <-chan time.Time
 	lookAtAll := func() {
 		anew = nil
@@ -134,13 +134,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			w.stop()
 			return context.Cause(ctx)
-		case e, ok := <-events:
+		case e, ok := <-news:
 			switch {
 			case !ok: // ctx has ended
-				events = nil
-			case e.Type == sandbox.EventLost:
+				news = nil
+			case e.Type == events.Lost:
 				lookAtAll()
-			case e.Type == sandbox.EventHealth, e.Type == sandbox.EventRestart: // our own
+			case e.Type == events.Health, e.Type == events.Restart: // our own
 			default:
 				w.lookAt(ctx, e.ID, 0)
 			}
@@ -211,7 +211,7 @@ func (w *Watcher) look(ctx context.Context, r record.Record, notBefore time.Dura
 			d.probe = cancel
 			go w.watch(ctx, r, d.health)
 		}
-	case r.State == record.Pausing, r.State == record.Paused, r.State == record.Resuming:
+	case r.State.Still():
 		if d != nil && d.probe != nil {
 			d.probe()
 			d.probe = nil
@@ -290,7 +290,7 @@ func (w *Watcher) of(r record.Record) (Health, <-chan struct{}) {
 	switch {
 	case !r.Spec.Ready.Given():
 		return Health{}, nil
-	case r.State != record.Running && r.State != record.Pausing && r.State != record.Paused && r.State != record.Resuming:
+	case r.State != record.Running && !r.State.Still():
 		return Health{}, nil
 	}
 	w.mu.Lock()

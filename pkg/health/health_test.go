@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
-	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -27,7 +27,7 @@ type manager struct {
 	stands   bool // all of them stand still
 	refuse   int  // so many calls of Restart fail
 	began    time.Time
-	events   chan sandbox.Event
+	events   chan events.Event
 	lives    map[string]life // by sandbox, of its present one
 
 	tries int
@@ -43,7 +43,7 @@ type life struct {
 func newManager() *manager {
 	return &manager{
 		boxes: map[string]record.Record{}, began: time.Now(),
-		events: make(chan sandbox.Event, 100), lives: map[string]life{},
+		events: make(chan events.Event, 100), lives: map[string]life{},
 	}
 }
 
@@ -68,7 +68,7 @@ func (m *manager) putLocked(r record.Record) {
 		delete(m.lives, r.ID)
 	}
 	m.boxes[r.ID] = r
-	m.events <- sandbox.Event{Type: string(r.State), ID: r.ID}
+	m.events <- events.Event{Type: string(r.State), ID: r.ID}
 }
 
 // end has a sandbox end.
@@ -87,7 +87,7 @@ func (m *manager) remove(id string) {
 		was.end()
 	}
 	delete(m.boxes, id)
-	m.events <- sandbox.Event{Type: sandbox.EventDeleted, ID: id}
+	m.events <- events.Event{Type: events.Deleted, ID: id}
 }
 
 func (m *manager) Get(_ context.Context, id string) (record.Record, error) {
@@ -109,7 +109,7 @@ func (m *manager) List(context.Context) (all []*record.Record, _ error) {
 	return all, nil
 }
 
-func (m *manager) Subscribe(context.Context) <-chan sandbox.Event { return m.events }
+func (m *manager) Subscribe(context.Context) <-chan events.Event { return m.events }
 
 func (m *manager) Life(id string) context.Context {
 	m.mu.Lock()
@@ -402,7 +402,7 @@ func TestNewDaemon(t *testing.T) {
 		if len(m.restarts()) != 2 || m.restarts()[0] != 0 || m.restarts()[1] != time.Minute {
 			t.Errorf("restarts after %v", m.restarts())
 		}
-		m.events <- sandbox.Event{Type: sandbox.EventLost}
+		m.events <- events.Event{Type: events.Lost}
 		cancel()
 		synctest.Wait()
 	})

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"testing/fstest"
 	"testing/iotest"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image/archive"
@@ -251,16 +252,23 @@ func TestResolveAndRemove(t *testing.T) {
 		t.Errorf("layers left: %q, want %q", left, want)
 	}
 
-	p, err := s.Prune(ctx, true) // base is used
+	p, err := s.Prune(ctx, true, time.Time{}) // base is used
 	if err != nil || len(p.Images)+len(p.Layers) > 0 {
 		t.Errorf("pruned %+v, %v", p, err)
 	}
 	m.used["base"], m.used["of an old build"] = false, false
-	p, err = s.Prune(ctx, false)
+	p, err = s.Prune(ctx, false, time.Time{})
 	if err != nil || len(p.Images) > 0 || !slices.Equal(p.Layers, []string{"of an old build"}) || p.Bytes != 1 {
 		t.Errorf("pruned %+v, %v", p, err)
 	}
-	p, err = s.Prune(ctx, true)
+	made := m.images["python:3.11"]
+	made.Created = time.Now()
+	m.images["python:3.11"] = made
+	p, err = s.Prune(ctx, true, made.Created) // it was not made before that
+	if err != nil || len(p.Images)+len(p.Layers) > 0 {
+		t.Errorf("pruned %+v, %v", p, err)
+	}
+	p, err = s.Prune(ctx, true, made.Created.Add(1))
 	if err != nil || !slices.Equal(p.Images, []string{"python:3.11"}) || len(p.Layers) != 2 {
 		t.Errorf("pruned %+v, %v", p, err)
 	}
@@ -354,7 +362,7 @@ func TestUnreadable(t *testing.T) {
 		t.Error(err)
 	}
 	for _, all := range []bool{false, true} {
-		if _, err := s.Prune(ctx, all); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "python:latest") {
+		if _, err := s.Prune(ctx, all, time.Time{}); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "python:latest") {
 			t.Errorf("prune: %v", err)
 		}
 	}
@@ -384,7 +392,7 @@ func TestUsedMeanwhile(t *testing.T) {
 			return nil
 		},
 		"prune": func(s *Store) error {
-			p, err := s.Prune(ctx, true)
+			p, err := s.Prune(ctx, true, time.Time{})
 			if len(p.Images)+len(p.Layers) > 0 {
 				return fmt.Errorf("pruned %+v", p)
 			}

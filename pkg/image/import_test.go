@@ -5,10 +5,13 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -267,11 +270,31 @@ func TestExport(t *testing.T) {
 	if !bytes.Equal(first.Bytes(), second.Bytes()) {
 		t.Error("the export of an export differs")
 	}
-	p, err := w.Prune(ctx, false) // the layers of the first, whose name was taken
+	p, err := w.Prune(ctx, false, time.Time{}) // the layers of the first, whose name was taken
 	if err != nil || len(p.Layers) != 2 || p.Bytes != i.Bytes {
 		t.Errorf("pruned %+v, %v", p, err)
 	}
 	w.holds(t, 1, 2)
+
+	// The same as an OCI archive; podman reads it in TestImages (test/e2e).
+	k, err := w.Import(ctx, image.Archive{Replace: true, Format: image.FormatOCI}, bytes.NewReader(first.Bytes()), nil)
+	if err != nil || k.Ref() != "x:1" || !slices.Equal(k.Layers, j.Layers) || k.Config.User != i.Config.User {
+		t.Errorf("as an OCI archive it is %+v, %v", k, err)
+	}
+	for tr := tar.NewReader(&first); ; {
+		h, err := tr.Next()
+		if err == io.EOF {
+			break
+		}
+		must(t, err)
+		b, err := io.ReadAll(tr)
+		must(t, err)
+		if dir, name := path.Split(h.Name); dir == "blobs/sha256/" && name != fmt.Sprintf("%x", sha256.Sum256(b)) {
+			t.Errorf("%s is another blob", h.Name)
+		} else if dir != "blobs/sha256/" && !slices.Contains([]string{"index.json", "oci-layout", "manifest.json"}, h.Name) {
+			t.Errorf("an OCI layout has no %s", h.Name)
+		}
+	}
 }
 
 // Who may not replace an image gets none in its place, by its name in the archive

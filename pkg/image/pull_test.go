@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	gregistry "github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -326,7 +327,7 @@ func TestPullGoesOn(t *testing.T) {
 	if _, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil); err != nil {
 		t.Error(err)
 	}
-	pruned, err := p.Prune(ctx, false)
+	pruned, err := p.Prune(ctx, false, time.Time{})
 	if err != nil || len(p.left(t)) > 0 {
 		t.Errorf("pruned %+v, left %q, %v", pruned, p.left(t), err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -92,17 +93,21 @@ type Pruned struct {
 }
 
 // Prune removes layers that neither an image nor a sandbox needs and the remains of
-// unfinished pulls. With all it also removes every image that no sandbox uses. It fails
-// with errs.WrongState while the record of an image cannot be read: that image may need
-// any layer.
-func (s *Store) Prune(ctx context.Context, all bool) (Pruned, error) {
-	p, err := s.prune(ctx, all)
+// unfinished pulls. With all it also removes every image that no sandbox uses. If before is
+// not zero, images that were made here later and unfinished pulls stay. It fails with
+// errs.WrongState while the record of an image cannot be read: that image may need any
+// layer.
+func (s *Store) Prune(ctx context.Context, all bool, before time.Time) (Pruned, error) {
+	p, err := s.prune(ctx, all, before)
+	if !before.IsZero() {
+		return p, err
+	}
 	n, berr := s.blobs.sweep(0, 0)
 	p.Bytes += n
 	return p, errors.Join(err, berr)
 }
 
-func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
+func (s *Store) prune(ctx context.Context, all bool, before time.Time) (p Pruned, err error) {
 	s.naming.Lock()
 	defer s.naming.Unlock()
 	images, bad, err := s.cfg.DB.ListImages(ctx)
@@ -115,6 +120,9 @@ func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
 	}
 	if all {
 		for _, i := range images {
+			if !before.IsZero() && !i.Created.Before(before) {
+				continue
+			}
 			users, err := s.forget(ctx, i, i.Layers)
 			if err != nil {
 				return p, fmt.Errorf("prune images: %w", err)
@@ -141,7 +149,7 @@ func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
 // rebuild, and remains of unfinished pulls that are too old or too large. Layers of
 // builds, imports and pulls in progress have no names yet, so it does not see them.
 func (s *Store) Sweep(ctx context.Context) error {
-	_, err := s.prune(ctx, false)
+	_, err := s.prune(ctx, false, time.Time{})
 	if errs.Is(err, errs.WrongState) {
 		err = nil // the store has logged it
 	}

@@ -37,7 +37,11 @@ const (
 // Ports are the published ports of all sandboxes. Its methods may be called
 // concurrently.
 type Ports struct {
-	log   *slog.Logger
+	log *slog.Logger
+	// Use, if not nil, is called for each connection of a client, and leave when it has ended. If
+	// it fails, the connection breaks. Set it before the first Open.
+	Use func(ctx context.Context, id string) (leave func(), err error)
+
 	mu    sync.Mutex
 	holds map[string]*holding // by ID
 }
@@ -47,8 +51,8 @@ type holding struct {
 	ctx       context.Context // ends with Close
 	cancel    context.CancelFunc
 	listeners map[netip.AddrPort]*net.TCPListener
-	open      map[netip.AddrPort]bool   // ports that accept connections
-	conns     map[*net.TCPConn]struct{} // from clients and to the sandbox
+	open      map[netip.AddrPort]bool // ports that accept connections
+	conns     map[*net.TCPConn]bool   // from clients, and to the sandbox: true
 	clients   int
 	dropped   bool // the warning about too many connections was logged
 }
@@ -90,6 +94,21 @@ func (p *Ports) Close(_ context.Context, id string) error {
 	return nil
 }
 
+// Cut cuts the connections to a sandbox, whose ports stay open: its network is about to go without a
+// packet. Clients whose connections wait for the sandbox (Use) wait on.
+func (p *Ports) Cut(_ context.Context, id string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h := p.holds[id]; h != nil {
+		for c, reaches := range h.conns {
+			if reaches {
+				reset(c)
+			}
+		}
+	}
+	return nil
+}
+
 // List returns the sandboxes for which Reserve or Open was called, including those
 // without ports.
 func (p *Ports) List(context.Context) (ids []string, err error) {
@@ -115,7 +134,7 @@ func (p *Ports) take(id string, ports []record.Publish) error {
 	h := p.holds[id]
 	fresh := h == nil
 	if fresh {
-		h = &holding{listeners: map[netip.AddrPort]*net.TCPListener{}, open: map[netip.AddrPort]bool{}, conns: map[*net.TCPConn]struct{}{}}
+		h = &holding{listeners: map[netip.AddrPort]*net.TCPListener{}, open: map[netip.AddrPort]bool{}, conns: map[*net.TCPConn]bool{}}
 		h.ctx, h.cancel = context.WithCancel(context.Background())
 		p.holds[id] = h
 	}
@@ -205,7 +224,7 @@ func (p *Ports) accept(id string, h *holding, l *net.TCPListener, to netip.AddrP
 		}
 		pause = 0
 		if p.enter(id, h, c) {
-			go p.serve(h, c, to)
+			go p.serve(id, h, c, to)
 		}
 	}
 }
@@ -224,14 +243,23 @@ func (p *Ports) enter(id string, h *holding, c *net.TCPConn) bool {
 		return false
 	}
 	h.clients++
-	h.conns[c] = struct{}{}
+	h.conns[c] = false
 	return true
 }
 
 // serve copies both ways until both have ended, or either breaks. It passes on the end
 // of one direction alone: a side that has finished sending may still read.
-func (p *Ports) serve(h *holding, client *net.TCPConn, to netip.AddrPort) {
+func (p *Ports) serve(id string, h *holding, client *net.TCPConn, to netip.AddrPort) {
 	defer p.leave(h, client)
+	if p.Use != nil {
+		leave, err := p.Use(h.ctx, id)
+		if err != nil {
+			p.log.Debug("a connection to a published port is refused: its sandbox cannot be used", "sandbox", id, "err", err)
+			reset(client)
+			return
+		}
+		defer leave()
+	}
 	d := net.Dialer{Timeout: dialTimeout, Control: breaks}
 	c, err := d.DialContext(h.ctx, "tcp4", to.String())
 	if err != nil {
@@ -241,7 +269,7 @@ func (p *Ports) serve(h *holding, client *net.TCPConn, to netip.AddrPort) {
 	guest := c.(*net.TCPConn)
 	guest.SetLinger(-1) //nolint:errcheck // already cut is fine
 	p.mu.Lock()
-	h.conns[guest] = struct{}{}
+	h.conns[guest] = true
 	ended := h.ctx.Err() != nil
 	p.mu.Unlock()
 	defer p.forget(h, guest)

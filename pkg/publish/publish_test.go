@@ -2,6 +2,7 @@ package publish
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -252,6 +254,29 @@ func testClose(t *testing.T) {
 	}
 }
 
+// TestCut: the connections of a sandbox that hibernates break, and its ports stay open.
+func TestCut(t *testing.T) {
+	f := newField(t)
+	defer f.ports.CloseAll()
+	client, guest := f.pair()
+	if err := errors.Join(f.ports.Cut(t.Context(), "one"), f.ports.Cut(t.Context(), "nobody")); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]*net.TCPConn{"client": client, "guest": guest} {
+		if _, err := io.ReadAll(c); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	client, guest = f.pair()
+	if _, err := io.WriteString(guest, "again"); err != nil {
+		t.Error(err)
+	}
+	b := make([]byte, 5)
+	if _, err := io.ReadFull(client, b); err != nil || string(b) != "again" {
+		t.Errorf("a connection after the cut: %q, %v", b, err)
+	}
+}
+
 // TestTooMany: a flood takes what one sandbox may have, and no more.
 func TestTooMany(t *testing.T) {
 	f := newField(t)
@@ -341,5 +366,44 @@ func TestOneFamily(t *testing.T) {
 		if err := f.ports.Close(t.Context(), "two"); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestUse: a connection uses its sandbox for as long as it is open, before the guest hears of it; one
+// whose sandbox cannot be used breaks.
+func TestUse(t *testing.T) {
+	f := newField(t)
+	f.ports.Close(t.Context(), "one") //nolint:errcheck // it never fails
+	var open atomic.Int64
+	used, left, fail := make(chan string, 1), make(chan struct{}), atomic.Bool{}
+	f.ports.Use = func(_ context.Context, id string) (func(), error) {
+		if fail.Load() {
+			return nil, errors.New("it does not wake")
+		}
+		open.Add(1)
+		used <- id
+		return func() { open.Add(-1); close(left) }, nil
+	}
+	if err := f.ports.Open(t.Context(), "one", netip.MustParseAddr("127.0.0.1"), f.spec()); err != nil {
+		t.Fatal(err)
+	}
+	client, guest := f.pair()
+	if id := <-used; id != "one" || open.Load() != 1 {
+		t.Errorf("used %s, %d open", id, open.Load())
+	}
+	client.Close()
+	guest.Close()
+	<-left
+	if n := open.Load(); n != 0 {
+		t.Errorf("%d uses go on", n)
+	}
+	fail.Store(true)
+	c, err := net.Dial("tcp", f.host.String())
+	if err == nil { // else it was reset already
+		_, err = io.ReadAll(c)
+		c.Close()
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a sandbox that does not wake: %v", err)
 	}
 }

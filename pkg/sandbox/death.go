@@ -27,6 +27,7 @@ type death struct {
 func (d death) write(r *record.Record) {
 	r.Reason, r.Message = d.reason, d.message
 	r.ExitCode, r.LastOutput = d.code, d.output
+	r.Hibernation = nil // a dead sandbox has no memory
 }
 
 // How much of the last output goes into the message of a sandbox that did not come up.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -44,12 +45,28 @@ type (
 	Frozen interface {
 		// PrepareSnapshot does beforehand what would make TakeSnapshot slow.
 		PrepareSnapshot(ctx context.Context) error
+		// SyncDisk makes the disk of a sandbox, which does not change meanwhile, durable.
+		SyncDisk(ctx context.Context, id string) error
 		// TakeSnapshot copies the disk of a sandbox that does not change meanwhile.
 		TakeSnapshot(ctx context.Context, snap, id string) error
 		// FinishSnapshot makes it durable and returns what that disk is charged
 		// with, 0 if unknown.
 		FinishSnapshot(ctx context.Context, snap, id string) (bytes int64, err error)
+		// DeleteSnapshot also deletes the memory image.
 		DeleteSnapshot(ctx context.Context, snap string) error
+		// MakeMemory makes an empty directory for the memory image of a snapshot, or of a sandbox
+		// that is to hibernate.
+		MakeMemory(ctx context.Context, of string) (dir string, err error)
+		// FinishMemory makes the image durable and returns its files.
+		FinishMemory(ctx context.Context, of string) ([]record.MemoryFile, error)
+		// CheckMemory fails unless the image consists of these files.
+		CheckMemory(ctx context.Context, of string, files []record.MemoryFile) error
+		// MemoryDir is the directory of an image.
+		MemoryDir(of string) (string, error)
+		// DeleteMemory removes an image, also half of one.
+		DeleteMemory(ctx context.Context, of string) error
+		// ListHibernated lists the sandboxes that have an image, or half of one.
+		ListHibernated(ctx context.Context) ([]string, error)
 		ListSnapshots(ctx context.Context) ([]string, error)
 		// MoveStraySnapshot is MoveStray of a snapshot.
 		MoveStraySnapshot(ctx context.Context, snap string) error
@@ -76,6 +93,9 @@ type (
 		Mount(ctx context.Context, id string, m Mount) error
 		Unmount(ctx context.Context, id string) error
 		ListMounts(ctx context.Context) ([]string, error)
+		// Keep has a disk that was mounted volatile survive a crash of the host: it is unmounted, and
+		// was synced when it last changed.
+		Keep(ctx context.Context, id string) error
 		// Mounted reports whether the root of id is mounted where Mount put it.
 		Mounted(ctx context.Context, id string) (bool, error)
 	}
@@ -128,6 +148,8 @@ type (
 		// Open serves the ports, so that connections to them reach the sandbox. Without
 		// Reserve it reserves them first. List also names a sandbox without any ports.
 		Open(ctx context.Context, id string, addr netip.Addr, ports []record.Publish) error
+		// Cut cuts the connections, and the ports stay open.
+		Cut(ctx context.Context, id string) error
 		Close(ctx context.Context, id string) error
 		List(ctx context.Context) ([]string, error)
 	}
@@ -145,6 +167,8 @@ type (
 		// Trust has the guest of r trust the authority of r: it adds to the bundle what it
 		// finds in the mounted root file system. Only for a record with Spec.Inspect.
 		Trust(ctx context.Context, r *record.Record) error
+		// Rename has a guest that runs read its new hostname in the files of its bundle.
+		Rename(ctx context.Context, r *record.Record) error
 		Remove(ctx context.Context, id string) error
 		List(ctx context.Context) ([]string, error)
 	}
@@ -165,6 +189,13 @@ type (
 		Bootstrap(r *record.Record) (*os.File, error)
 		// Ready blocks until the agent answers, or ctx ends.
 		Ready(ctx context.Context, r *record.Record) error
+		// Adopt makes the agent that answers to token that of r: it takes what Bootstrap would tell
+		// it, and from then on answers to r.Token only. It is that of a member of a pool, without
+		// an entrypoint, or with copied that of a copied memory, which Adopt first waits for.
+		Adopt(ctx context.Context, r *record.Record, token string, copied bool) error
+		// Run runs a line with the shell of r for limit at most, and fails if that does. The error
+		// is one that a client may read.
+		Run(ctx context.Context, r *record.Record, line string, limit time.Duration) error
 		// Tell lets the agent of r know its limits, which it reports inside.
 		Tell(ctx context.Context, r *record.Record) error
 		// Terminate asks the entrypoint of r to end, and returns at once.
@@ -173,13 +204,39 @@ type (
 		// entrypoint, whether a signal did it, last output. ok is false when it left nothing.
 		Obituary(ctx context.Context, id string) (o Obituary, ok bool)
 	}
+	// Vaults are the secrets that the daemon puts into requests of sandboxes. (secrets)
+	Vaults interface {
+		// Copy gives the sandbox to what the sandbox source has, with placeholders of its own. It fails
+		// if that has none.
+		Copy(ctx context.Context, source, to string) error
+		// Drop takes it away again. Store.Delete does so, too.
+		Drop(ctx context.Context, id string) error
+	}
+	// Memory keeps what running sandboxes have in memory. (oci/runsc)
+	Memory interface {
+		// Checkpoint writes the memory of id into dir, which is empty. Meanwhile its guest
+		// stands still, and afterwards it goes on, also after an error and if this daemon dies.
+		// It calls still once, while the guest stands still and its disk has all that it wrote.
+		Checkpoint(ctx context.Context, id, dir string, still func() error) error
+		// Pause stops the guest of id, also while Checkpoint works, until Resume is called as often
+		// as Pause was, which is the guest's end if it is called more often.
+		Pause(ctx context.Context, id string) error
+		Resume(ctx context.Context, id string) error
+		// Restore is Runtime.Start from the memory in dir. ran is whether the guest may have run,
+		// also after an error.
+		Restore(ctx context.Context, id, dir string, stdin *os.File) (ran bool, err error)
+		// Needs returns what restoring the memory of id needs; Meets fails if this host lacks it.
+		Needs(id string) (record.MemoryNeeds, error)
+		Meets(n record.MemoryNeeds) error
+	}
 	// Store persists records. Insert, Put and Delete are durable before they return. (store)
 	Store interface {
 		// Insert allocates r.Slot, least recently used first, and checks that
 		// r.ID and r.Spec.Name are free, in one transaction. A record that is
 		// Deleting holds its slot, but no name.
 		Insert(ctx context.Context, r *record.Record) error
-		Put(ctx context.Context, r record.Record) error
+		// Put replaces records in one transaction; one may have the name that another had.
+		Put(ctx context.Context, r record.Record, more ...record.Record) error
 		Get(ctx context.Context, idOrName string) (r record.Record, ok bool, err error)
 		Delete(ctx context.Context, id string) error
 		List(ctx context.Context) ([]*record.Record, error) // newest first; shared, to be read only
@@ -189,6 +246,7 @@ type (
 
 		PutSnapshot(ctx context.Context, s record.Snapshot) error
 		DeleteSnapshotRecord(ctx context.Context, id string) error
+		SnapshotRecord(ctx context.Context, id string) (s record.Snapshot, ok bool, err error)
 		// SnapshotRecords returns all of them, in no order, and the IDs of those
 		// that are damaged.
 		SnapshotRecords(ctx context.Context) (all []record.Snapshot, unreadable []string, err error)
@@ -217,6 +275,11 @@ type (
 		Policy(ctx context.Context, name string) (p record.Policy, ok bool, err error)
 		// Policies returns all, by name, and the names of those that are damaged.
 		Policies(ctx context.Context) (all []record.Policy, unreadable []string, err error)
+
+		// Insert of a record with a MemberToken takes the member of a pool that has this token.
+
+		// Pools returns all that can be read, by name.
+		Pools(ctx context.Context) ([]record.Pool, error)
 	}
 )
 
@@ -233,6 +296,7 @@ type Deps struct {
 	Ports      Ports
 	Bundles    Bundles
 	Agents     Agents
+	Vaults     Vaults
 	Store      Store
 	Runtimes   map[string]RuntimeKind // by the name that Spec.Runtime has
 }
@@ -249,6 +313,10 @@ type RuntimeKind struct {
 	// HostPids replaces Spec.Pids as the limit of host tasks, if not 0. gVisor
 	// keeps Spec.Pids itself; on the host its sentry must always find a task.
 	HostPids int64
+	// Memory is nil if the runtime cannot keep memory (runc).
+	Memory Memory
+	// Rename, if not nil, gives a guest that runs another hostname.
+	Rename func(ctx context.Context, id, hostname string) error
 	// Early, if not nil, is called when a client asks for a sandbox, and makes its start
 	// faster. It runs beside what comes before the start.
 	Early func()
@@ -261,6 +329,7 @@ type Mount struct {
 	UIDBase  uint32   // host id of guest id 0, if OwnUsers
 	Volatile bool     // a host crash may lose it
 	SetUID   bool     // the setuid and setgid bits of programs in it count, for the sandbox
+	RunsOn   bool     // programs that have its files open will run on in it
 }
 
 // VolumeSeed is a directory in the mounted root file system of a sandbox that a

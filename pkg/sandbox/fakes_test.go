@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -29,8 +31,10 @@ type (
 		name string
 	}
 	fakeAgents struct{ *incarnation }
+	fakeVaults struct{ *incarnation }
 	fakeStore  struct{ *incarnation }
 	fakeFrozen struct{ *incarnation }
+	fakeMemory struct{ *incarnation }
 
 	fakeVolumes struct{ *incarnation }
 )
@@ -105,11 +109,25 @@ func (f fakeDisks) MoveStray(ctx context.Context, id string) error {
 	})
 }
 
-func (f fakeRootfs) Mount(ctx context.Context, id string, _ Mount) error {
-	return f.make(ctx, "rootfs", id)
+func (f fakeRootfs) Mount(ctx context.Context, id string, m Mount) error {
+	return f.do(ctx, "rootfs.make", id, func() error {
+		f.things["rootfs/"+id] = true
+		f.volatile[id] = m.Volatile
+		return nil
+	})
 }
 
 func (f fakeRootfs) Unmount(ctx context.Context, id string) error { return f.unmake(ctx, "rootfs", id) }
+
+func (f fakeRootfs) Keep(ctx context.Context, id string) error {
+	return f.do(ctx, "rootfs.Keep", id, func() error {
+		if f.things["rootfs/"+id] || !f.synced[id] {
+			return fmt.Errorf("the disk of %s changes", id)
+		}
+		delete(f.volatile, id)
+		return nil
+	})
+}
 
 func (f fakeRootfs) ListMounts(ctx context.Context) ([]string, error) { return f.list(ctx, "rootfs") }
 
@@ -247,6 +265,9 @@ func (f fakeNetwork) Gone(ctx context.Context, id string) error {
 
 func (f fakeEgress) Register(ctx context.Context, r *record.Record, _ netip.Addr) error {
 	return f.do(ctx, "egress.make", r.ID, func() error {
+		if r.Spec.Fork.Vault && !f.things["vault/"+r.ID] {
+			return fmt.Errorf("%s has no vault yet", r.ID)
+		}
 		f.things["egress/"+r.ID] = true
 		f.registered[r.ID] = r.Spec.Network
 		return nil
@@ -260,6 +281,18 @@ func (f fakeEgress) Unregister(ctx context.Context, id string) error {
 func (f fakeEgress) ListRegistered(ctx context.Context) ([]string, error) {
 	return f.list(ctx, "egress")
 }
+
+func (f fakeVaults) Copy(ctx context.Context, source, to string) error {
+	return f.do(ctx, "vault.make", to, func() error {
+		if !f.things["vault/"+source] {
+			return errs.New(errs.WrongState, "%s has no vault", source)
+		}
+		f.things["vault/"+to] = true
+		return nil
+	})
+}
+
+func (f fakeVaults) Drop(ctx context.Context, id string) error { return f.unmake(ctx, "vault", id) }
 
 func (f fakePorts) Reserve(ctx context.Context, id string, _ []record.Publish) error {
 	return f.do(ctx, "ports.Reserve", id, func() error {
@@ -280,6 +313,10 @@ func (f fakePorts) Close(ctx context.Context, id string) error {
 		delete(f.published, id)
 		return nil
 	})
+}
+
+func (f fakePorts) Cut(ctx context.Context, id string) error {
+	return f.do(ctx, "ports.cut", id, func() error { return nil })
 }
 
 func (f fakePorts) List(ctx context.Context) (ids []string, err error) {
@@ -311,6 +348,15 @@ func (f fakeBundles) Trust(ctx context.Context, r *record.Record) error {
 	})
 }
 
+func (f fakeBundles) Rename(ctx context.Context, r *record.Record) error {
+	return f.do(ctx, "bundle.Rename", r.ID, func() error {
+		if !f.things["bundle/"+r.ID] {
+			return fs.ErrNotExist
+		}
+		return nil
+	})
+}
+
 func (f fakeBundles) Remove(ctx context.Context, id string) error {
 	return f.do(ctx, "bundle.unmake", id, func() error {
 		if f.things["process/"+id] {
@@ -325,24 +371,40 @@ func (f fakeBundles) Remove(ctx context.Context, id string) error {
 func (f fakeBundles) List(ctx context.Context) ([]string, error) { return f.list(ctx, "bundle") }
 
 func (f fakeRuntime) Start(ctx context.Context, id string, _ *os.File) error {
-	return f.do(ctx, f.name+".Start", id, func() error {
-		for _, kind := range []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle"} {
-			if !f.things[kind+"/"+id] {
-				return fmt.Errorf("no %s for %s", kind, id)
-			}
+	return f.do(ctx, f.name+".Start", id, func() error { return f.run(id) })
+}
+
+// run is called with mu held.
+func (f fakeRuntime) run(id string) error {
+	for _, kind := range []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle"} {
+		if !f.things[kind+"/"+id] {
+			return fmt.Errorf("no %s for %s", kind, id)
 		}
-		if f.records[id].Spec.Inspect && !f.things["trust/"+id] {
-			return fmt.Errorf("%s would not trust its authority", id)
+	}
+	if f.records[id].Spec.Inspect && !f.things["trust/"+id] {
+		return fmt.Errorf("%s would not trust its authority", id)
+	}
+	for _, v := range f.records[id].Spec.Volumes {
+		if !f.things["volumes/"+id] || !f.things["volume/"+v.Volume] {
+			return fmt.Errorf("no volume %s for %s", v.Claim, id)
 		}
-		for _, v := range f.records[id].Spec.Volumes {
-			if !f.things["volumes/"+id] || !f.things["volume/"+v.Volume] {
-				return fmt.Errorf("no volume %s for %s", v.Claim, id)
-			}
+	}
+	f.things[f.name+"/"+id] = true
+	delete(f.deaths, id) // the agent clears away what the last one left
+	f.things["process/"+id] = true
+	f.host.dead[id] = make(chan struct{})
+	return nil
+}
+
+// rename is the Rename of a RuntimeKind.
+func (f fakeRuntime) rename(ctx context.Context, id, hostname string) error {
+	return f.do(ctx, f.name+".Rename", id, func() error {
+		if hostname == unnamable {
+			return errors.New("the kernel says no")
 		}
-		f.things[f.name+"/"+id] = true
-		delete(f.deaths, id) // the agent clears away what the last one left
-		f.things["process/"+id] = true
-		f.host.dead[id] = make(chan struct{})
+		g := f.agents[id]
+		g.hostname = hostname
+		f.agents[id] = g
 		return nil
 	})
 }
@@ -353,6 +415,7 @@ func (f fakeRuntime) List(ctx context.Context) ([]string, error)  { return f.lis
 
 func (f fakeAgents) Bootstrap(r *record.Record) (file *os.File, err error) {
 	err = f.do(context.Background(), "agent.Bootstrap", r.ID, func() error {
+		f.agents[r.ID] = guest{r.Token, r.Hostname(), r.Spec.Env}
 		file, err = os.Open(os.DevNull)
 		return err
 	})
@@ -360,9 +423,45 @@ func (f fakeAgents) Bootstrap(r *record.Record) (file *os.File, err error) {
 }
 
 func (f fakeAgents) Ready(ctx context.Context, r *record.Record) error {
+	f.mu.Lock()
+	paused := f.pauses[r.ID] > 0
+	f.mu.Unlock()
+	if paused {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
 	return f.do(ctx, "agent.Ready", r.ID, func() error {
 		if !f.things["process/"+r.ID] {
 			return errors.New("connection refused")
+		}
+		return nil
+	})
+}
+
+// Adopt is refused to all who do not have the token of the agent.
+func (f fakeAgents) Adopt(ctx context.Context, r *record.Record, token string, _ bool) error {
+	return f.do(ctx, "agent.Adopt", r.ID, func() error {
+		if !f.things["process/"+r.ID] {
+			return errors.New("connection refused")
+		}
+		if f.agents[r.ID].token != token {
+			return errs.New(errs.Denied, "the agent of %s has another token", r.ID)
+		}
+		f.agents[r.ID] = guest{r.Token, f.agents[r.ID].hostname, r.Spec.Env}
+		return nil
+	})
+}
+
+// Run fails if the line is "false", and kills the guest if it is "exit". The line "third" fails
+// twice.
+func (f fakeAgents) Run(ctx context.Context, r *record.Record, line string, _ time.Duration) error {
+	return f.do(ctx, "agent.Run", r.ID, func() error {
+		if line == "exit" {
+			f.die(r.ID)
+		}
+		f.warmed[r.ID]++
+		if !f.things["process/"+r.ID] || line == "false" || line == "third" && f.warmed[r.ID] < 3 {
+			return errors.New("it failed")
 		}
 		return nil
 	})
@@ -399,6 +498,9 @@ func (f fakeStore) Insert(ctx context.Context, r *record.Record) error {
 		was, there := f.records[r.ID]
 		if r.Prepared && (was.State != record.Prepared || was.Spec.Runtime != r.Spec.Runtime) || !r.Prepared && there {
 			return fmt.Errorf("insert %+v over %+v", r, was)
+		}
+		if r.Prepared && ((was.Pool.Name != "") != (r.MemberToken != "") || r.MemberToken != "" && was.Token != r.MemberToken) {
+			return errs.New(errs.NotFound, "no such member")
 		}
 		for _, other := range f.records {
 			if other.Spec.Name != "" && other.Spec.Name == r.Spec.Name && other.State != record.Deleting {
@@ -445,12 +547,14 @@ func (f fakeStore) Insert(ctx context.Context, r *record.Record) error {
 	})
 }
 
-func (f fakeStore) Put(ctx context.Context, r record.Record) error {
+func (f fakeStore) Put(ctx context.Context, r record.Record, more ...record.Record) error {
 	return f.do(ctx, "store.Put "+string(r.State), r.ID, func() error {
-		if _, ok := f.records[r.ID]; !ok {
-			return errs.New(errs.NotFound, "no sandbox %s", r.ID)
+		for _, r := range append(more, r) {
+			if _, ok := f.records[r.ID]; !ok {
+				return errs.New(errs.NotFound, "no sandbox %s", r.ID)
+			}
+			f.records[r.ID] = r
 		}
-		f.records[r.ID] = r
 		return nil
 	})
 }
@@ -485,6 +589,7 @@ func (f fakeStore) Delete(ctx context.Context, id string) error {
 			}
 		}
 		delete(f.records, id)
+		delete(f.things, "vault/"+id)
 		f.bad = slices.DeleteFunc(f.bad, func(b string) bool { return b == id })
 		return nil
 	})
@@ -517,7 +622,7 @@ func (f fakeFrozen) TakeSnapshot(ctx context.Context, snap, id string) error {
 		if !f.things["disk/"+id] {
 			return fs.ErrNotExist
 		}
-		if f.things["process/"+id] && !f.things["frozen/"+id] {
+		if f.things["process/"+id] && !f.things["frozen/"+id] && !f.still[id] {
 			return fmt.Errorf("%s runs while its disk is copied", id)
 		}
 		f.things["snapshot/"+snap] = true
@@ -535,11 +640,157 @@ func (f fakeFrozen) FinishSnapshot(ctx context.Context, snap, _ string) (int64, 
 }
 
 func (f fakeFrozen) DeleteSnapshot(ctx context.Context, snap string) error {
-	return f.unmake(ctx, "snapshot", snap)
+	return f.do(ctx, "snapshot.unmake", snap, func() error {
+		delete(f.things, "snapshot/"+snap)
+		delete(f.things, "memory/"+snap)
+		return nil
+	})
 }
 
 func (f fakeFrozen) ListSnapshots(ctx context.Context) ([]string, error) {
-	return f.list(ctx, "snapshot")
+	ids, err := f.list(ctx, "snapshot")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for t := range f.things {
+		if id, ok := strings.CutPrefix(t, "memory/"); ok && !f.things["snapshot/"+id] {
+			ids = append(ids, id)
+		}
+	}
+	return ids, err
+}
+
+func (f fakeFrozen) MemoryDir(snap string) (string, error) { return "dir/" + snap, nil }
+
+func (f fakeFrozen) SyncDisk(ctx context.Context, id string) error {
+	return f.do(ctx, "disk.Sync", id, func() error {
+		f.synced[id] = f.pauses[id] > 0
+		return nil
+	})
+}
+
+func (f fakeFrozen) MakeMemory(ctx context.Context, snap string) (string, error) {
+	return "dir/" + snap, f.do(ctx, "memory.make", snap, func() error {
+		if f.things["memory/"+snap] {
+			return fs.ErrExist
+		}
+		f.things["memory/"+snap] = true
+		return nil
+	})
+}
+
+func (f fakeFrozen) DeleteMemory(ctx context.Context, of string) error {
+	return f.do(ctx, "memory.unmake", of, func() error {
+		delete(f.things, "memory/"+of)
+		delete(f.images, "dir/"+of)
+		return nil
+	})
+}
+
+func (f fakeFrozen) ListHibernated(ctx context.Context) ([]string, error) {
+	ids, err := f.list(ctx, "memory")
+	return slices.DeleteFunc(ids, record.IsSnapshotID), err
+}
+
+func (f fakeFrozen) FinishMemory(ctx context.Context, snap string) (files []record.MemoryFile, err error) {
+	return files, f.do(ctx, "memory.Finish", snap, func() error {
+		if !f.images["dir/"+snap] {
+			return fs.ErrNotExist
+		}
+		files = []record.MemoryFile{{Name: "pages", Bytes: 200 << 20}}
+		return nil
+	})
+}
+
+func (f fakeFrozen) CheckMemory(ctx context.Context, snap string, files []record.MemoryFile) error {
+	return f.do(ctx, "memory.Check", snap, func() error {
+		if !f.things["memory/"+snap] || len(files) != 1 {
+			return errs.New(errs.Internal, "the memory image is damaged")
+		}
+		return nil
+	})
+}
+
+// Checkpoint lets the guest go on when the daemon dies, because then it is no longer asked.
+func (f fakeMemory) Checkpoint(ctx context.Context, id, dir string, still func() error) error {
+	err := f.do(ctx, "memory.Still", id, func() error {
+		if !f.things["process/"+id] || f.things["frozen/"+id] {
+			return fmt.Errorf("%s does not run", id)
+		}
+		f.still[id] = true
+		return nil
+	})
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.still, id)
+	}()
+	if err == nil {
+		err = still()
+	}
+	if err != nil {
+		return err
+	}
+	return f.do(ctx, "memory.Checkpoint", id, func() error {
+		f.images[dir] = true
+		return nil
+	})
+}
+
+// Pause and Resume count, and the guest panics as gVisor's does. From when it goes on, the image
+// that was made of it in between no longer fits its disk.
+func (f fakeMemory) Pause(ctx context.Context, id string) error {
+	return f.do(ctx, "memory.Pause", id, func() error {
+		if !f.things["process/"+id] || f.things["frozen/"+id] {
+			return fmt.Errorf("%s does not answer", id)
+		}
+		f.pauses[id]++
+		return nil
+	})
+}
+
+func (f fakeMemory) Resume(ctx context.Context, id string) error {
+	return f.do(ctx, "memory.Resume", id, func() error {
+		switch {
+		case !f.things["process/"+id] || f.things["frozen/"+id]:
+			return fmt.Errorf("%s does not answer", id)
+		case f.pauses[id] == 0:
+			f.panics = append(f.panics, id)
+			f.die(id)
+			return errors.New("the sentry hung up")
+		}
+		if f.pauses[id]--; f.pauses[id] == 0 {
+			delete(f.synced, id) // it may write
+			delete(f.images, "dir/"+id)
+		}
+		return nil
+	})
+}
+
+func (f fakeMemory) Restore(ctx context.Context, id, dir string, _ *os.File) (ran bool, err error) {
+	err = f.do(ctx, "memory.Restore", id, func() error {
+		if !f.images[dir] {
+			return fs.ErrNotExist
+		}
+		if err := (fakeRuntime{f.incarnation, "runsc"}).run(id); err != nil {
+			return err
+		}
+		ran = true
+		delete(f.images, "dir/"+id) // its own, after which it writes to its disk
+		delete(f.synced, id)
+		return nil
+	})
+	return ran, err
+}
+
+func (f fakeMemory) Needs(string) (record.MemoryNeeds, error) {
+	return record.MemoryNeeds{Build: "1", CPU: "fast"}, nil
+}
+
+func (f fakeMemory) Meets(n record.MemoryNeeds) error {
+	if n.Build != "1" {
+		return errs.New(errs.Unavailable, "another build")
+	}
+	return nil
 }
 
 func (f fakeFrozen) MoveStraySnapshot(ctx context.Context, snap string) error {
@@ -565,6 +816,14 @@ func (f fakeStore) DeleteSnapshotRecord(ctx context.Context, id string) error {
 		f.badSnapshots = slices.DeleteFunc(f.badSnapshots, func(b string) bool { return b == id })
 		return nil
 	})
+}
+
+func (f fakeStore) SnapshotRecord(ctx context.Context, id string) (s record.Snapshot, ok bool, err error) {
+	err = f.do(ctx, "store.Snapshot", id, func() error {
+		s, ok = f.snapshots[id]
+		return nil
+	})
+	return s, ok, err
 }
 
 func (f fakeStore) SnapshotRecords(ctx context.Context) (all []record.Snapshot, bad []string, err error) {
@@ -705,6 +964,16 @@ func (f fakeStore) DeletePolicy(ctx context.Context, name string) error {
 		delete(f.policies, name)
 		return nil
 	})
+}
+
+func (f fakeStore) Pools(ctx context.Context) (all []record.Pool, err error) {
+	err = f.do(ctx, "store.Pools", "", func() error {
+		for _, name := range slices.Sorted(maps.Keys(f.pools)) {
+			all = append(all, f.pools[name])
+		}
+		return nil
+	})
+	return all, err
 }
 
 func (f fakeStore) Policy(ctx context.Context, name string) (p record.Policy, ok bool, err error) {

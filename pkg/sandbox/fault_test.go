@@ -49,7 +49,7 @@ func story(ctx context.Context, m *Manager, h *host) (failed int) {
 	h.exit(b, Obituary{ExitCode: 3, LastOutput: "bye"}) // it ends by itself
 	synctest.Wait()
 	snapshot := func(id string) string {
-		s, err := m.Snapshots().Create(ctx, id, "", false)
+		s, err := m.Snapshots().Create(ctx, id, record.SnapshotRequest{})
 		note(err)
 		synctest.Wait() // Await asks once or twice, as it comes; every run must make the same calls
 		if err == nil {
@@ -134,16 +134,18 @@ func policyStory(ctx context.Context, m *Manager, _ *host) (failed int) {
 	return failed
 }
 
-// slotStory visits all that happens to prepared slots. Each is made when the story says
-// so: Keep would make them at times of its own.
-func slotStory(ctx context.Context, m *Manager, h *host) (failed int) {
-	note := func(err error) {
+// telling returns what most stories are told with: note counts an error, and create, after fill,
+// makes a sandbox and waits until it has come up or failed.
+func telling(
+	ctx context.Context, m *Manager, failed *int, fill func(*record.Spec),
+) (note func(error), create func(record.Spec) string) {
+	note = func(err error) {
 		if err != nil {
-			failed++
+			*failed++
 		}
 	}
-	create := func(s record.Spec) string {
-		s.Runtime = "runc"
+	return note, func(s record.Spec) string {
+		fill(&s)
 		r, err := m.Create(ctx, s)
 		note(err)
 		synctest.Wait()
@@ -153,6 +155,12 @@ func slotStory(ctx context.Context, m *Manager, h *host) (failed int) {
 		}
 		return r.ID
 	}
+}
+
+// slotStory visits all that happens to prepared slots. Each is made when the story says
+// so: Keep would make them at times of its own.
+func slotStory(ctx context.Context, m *Manager, h *host) (failed int) {
+	note, create := telling(ctx, m, &failed, func(s *record.Spec) { s.Runtime = "runc" })
 	note(m.stock.make(ctx, "runc"))
 	note(m.stock.make(ctx, "runc"))
 	a := create(record.Spec{
@@ -193,6 +201,73 @@ func slotStory(ctx context.Context, m *Manager, h *host) (failed int) {
 	return failed
 }
 
+// memoryStory keeps the memory of a sandbox, and lets others begin with it: while the first runs
+// on, after it is gone, and again from one of them.
+func memoryStory(ctx context.Context, m *Manager, _ *host) (failed int) {
+	note, create := telling(ctx, m, &failed, func(s *record.Spec) {
+		s.Runtime, s.Entrypoint, s.MemoryBytes = "runsc", []string{"sh"}, 256<<20
+	})
+	keep := func(id string) string {
+		s, err := m.Snapshots().Create(ctx, id, record.SnapshotRequest{Memory: true})
+		note(err)
+		synctest.Wait()
+		if err == nil {
+			s, err = m.Snapshots().Await(ctx, s.ID)
+			note(err)
+			if s.State != record.SnapshotReady {
+				failed++
+			}
+		}
+		return s.ID
+	}
+	a := create(record.Spec{Name: "lab"})
+	first := keep(a)
+	b := create(record.Spec{Snapshot: first, Memory: true})
+	note(m.Delete(ctx, a))
+	synctest.Wait()
+	second := keep(b)
+	note(errorOf(Promote(ctx, m, create(record.Spec{
+		Snapshot: second, Memory: true, Name: "copy", Timeout: time.Hour, Fork: record.Fork{ID: "fork-d", Source: b},
+	}))))
+	c := create(record.Spec{Snapshot: second, Memory: true, Name: "lab"})
+	note(m.Snapshots().Delete(ctx, first))
+	note(m.Stop(ctx, c, time.Second))
+	_, err := m.Start(ctx, c) // without the memory
+	note(err)
+	synctest.Wait()
+	_, err = m.Await(ctx, c)
+	note(err)
+	create(record.Spec{Snapshot: second}) // the files alone
+	return failed
+}
+
+// forkStory copies a sandbox that has a vault. The copy keeps its own when the source is gone, also
+// through a stop, and is copied itself.
+func forkStory(ctx context.Context, m *Manager, h *host) (failed int) {
+	note, create := telling(ctx, m, &failed, func(s *record.Spec) { s.Runtime, s.Inspect = "runc", true })
+	a := create(record.Spec{Labels: map[string]string{"vault": "given"}})
+	if _, there := h.record(a); there {
+		h.plant("vault/" + a)
+	}
+	s, err := m.Snapshots().Create(ctx, a, record.SnapshotRequest{})
+	note(err)
+	synctest.Wait()
+	copied := record.Spec{Snapshot: s.ID, Fork: record.Fork{ID: "fork-d", Source: a, Vault: true}}
+	b := create(copied)
+	note(m.Delete(ctx, a))
+	synctest.Wait()
+	copied.Fork.Source = b
+	create(copied)
+	note(m.Stop(ctx, b, 0))
+	_, err = m.Start(ctx, b)
+	note(err)
+	synctest.Wait()
+	_, err = m.Await(ctx, b)
+	note(err)
+	note(m.Recover(ctx))
+	return failed
+}
+
 // A tale is a story, and how the daemons in it are set up.
 type tale struct {
 	story  func(context.Context, *Manager, *host) (failed int)
@@ -200,8 +275,13 @@ type tale struct {
 }
 
 var tales = map[string]tale{
-	"life":  {story, nil},
-	"slots": {slotStory, []func(*Config){wanting(2)}},
+	"life":    {story, nil},
+	"slots":   {slotStory, []func(*Config){wanting(2)}},
+	"memory":  {memoryStory, nil},
+	"forks":   {forkStory, nil},
+	"idle":    {idleStory, nil},
+	"asleep":  {hibernationStory, nil},
+	"members": {memberStory, []func(*Config){withPools}},
 	"policies": {policyStory, []func(*Config){func(c *Config) {
 		c.Policies = map[string]record.Network{"host": {Mode: record.NetworkOpen}}
 	}}},

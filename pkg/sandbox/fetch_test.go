@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // far is a sandbox whose image is not on this host.
@@ -63,7 +64,7 @@ func TestFetch(t *testing.T) {
 			t.Errorf("%+v, %v", r, err)
 		}
 		synctest.Wait()
-		if s := m.Steps(r.ID); s[0] != (Step{stepImage, time.Hour}) || turns != 1 {
+		if s := m.Steps(r.ID); s[0] != (table.Step{Name: stepImage, Took: time.Hour}) || turns != 1 {
 			t.Errorf("steps %v, %d turns", s, turns)
 		}
 		var said []string

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,10 +39,18 @@ type host struct {
 	strays              []string // disks in lost+found
 	bad                 []string // unreadable records
 
+	images       map[string]bool // memory images that can be restored, by directory
+	pauses       map[string]int  // how often each guest is paused
+	synced       map[string]bool // disks that were synced while their guest stood still
+	volatile     map[string]bool // disks that do not survive a crash of the host
+	panics       []string        // sandboxes whose sentries panicked
 	snapshots    map[string]record.Snapshot
 	badSnapshots []string
 	volumes      map[string]record.Volume // by name
 	policies     map[string]record.Policy // by name
+	pools        map[string]record.Pool   // by name
+	agents       map[string]guest         // what the agent of each sandbox knows
+	warmed       map[string]int           // commands that warmed a member
 	named        int                      // volumes ever
 	taken        int                      // snapshots ever
 
@@ -53,8 +62,15 @@ type host struct {
 	calls []string // names of all calls so far, "cgroup.Create a"
 	fault fault
 	// failAll is the name of calls that all do nothing and fail, for whichever sandbox.
-	failAll string
-	block   map[string]chan struct{} // calls that wait until it is closed, or ctx ends
+	failAll  string
+	failWith error                    // in place of errInjected
+	block    map[string]chan struct{} // calls that wait until it is closed, or ctx ends
+}
+
+// guest is what an agent and its guest know.
+type guest struct {
+	token, hostname string
+	env             map[string]string
 }
 
 // A fault strikes at one call.
@@ -88,8 +104,15 @@ func newHost() *host {
 		dead:      map[string]chan struct{}{},
 		records:   map[string]record.Record{},
 		snapshots: map[string]record.Snapshot{},
+		images:    map[string]bool{},
+		pauses:    map[string]int{},
+		synced:    map[string]bool{},
+		volatile:  map[string]bool{},
 		volumes:   map[string]record.Volume{},
 		policies:  map[string]record.Policy{},
+		pools:     map[string]record.Pool{},
+		agents:    map[string]guest{},
+		warmed:    map[string]int{},
 		deaths:    map[string]Obituary{},
 		ooms:      map[string]uint64{},
 		cpu:       map[string]int64{},
@@ -115,6 +138,7 @@ func newHost() *host {
 type incarnation struct {
 	*host
 	dead       bool                      // guarded by host.mu
+	still      map[string]bool           // whose guests stand still for a checkpoint of this daemon; guarded by host.mu
 	registered map[string]record.Network // what this daemon's egress has in memory
 	published  map[string]bool           // whose ports this daemon serves
 }
@@ -143,7 +167,7 @@ func (d *incarnation) do(ctx context.Context, name, id string, effect func() err
 	h.calls = append(h.calls, call)
 	defer h.checkWriteAhead()
 	if name == h.failAll {
-		return errInjected
+		return cmp.Or(h.failWith, errInjected)
 	}
 	if !strings.HasPrefix(h.fault.call, call+" #") || h.fault.call != fmt.Sprintf("%s #%d", call, times(call, h.calls)) {
 		return effect()
@@ -227,6 +251,7 @@ func (h *host) die(id string) {
 	}
 	delete(h.things, "process/"+id)
 	delete(h.things, "frozen/"+id)
+	delete(h.pauses, id)
 	close(h.dead[id])
 	delete(h.dead, id)
 }
@@ -253,12 +278,24 @@ func (h *host) reboot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for t := range h.things {
-		if !strings.HasPrefix(t, "disk/") && !strings.HasPrefix(t, "snapshot/") && !strings.HasPrefix(t, "volume/") {
+		kind, _, _ := strings.Cut(t, "/")
+		if !slices.Contains([]string{"disk", "snapshot", "memory", "volume", "vault"}, kind) {
 			delete(h.things, t)
 		}
 	}
 	clear(h.dead)
+	clear(h.pauses)
 	h.bootID = "boot-2"
+}
+
+func runtimes(d *incarnation) map[string]RuntimeKind {
+	return map[string]RuntimeKind{
+		"runsc": {
+			Runtime: fakeRuntime{d, "runsc"}, Memory: fakeMemory{d}, HoldsLink: true, OOMGroup: true, HeadroomBytes: 64 << 20,
+			HostPids: 4096,
+		},
+		"runc": {Runtime: fakeRuntime{d, "runc"}, OwnUsers: true, Rename: fakeRuntime{d, "runc"}.rename},
+	}
 }
 
 func (h *host) has(thing string) bool {
@@ -290,7 +327,7 @@ func (h *host) record(id string) (record.Record, bool) {
 // boot starts a daemon on h. It is closed, not killed, when t ends.
 func (h *host) boot(t testing.TB, change ...func(*Config)) (*Manager, *incarnation) {
 	t.Helper()
-	d := &incarnation{host: h, registered: map[string]record.Network{}, published: map[string]bool{}}
+	d := &incarnation{host: h, still: map[string]bool{}, registered: map[string]record.Network{}, published: map[string]bool{}}
 	if h.last != nil {
 		clear(h.last.published) // they ended with it
 	}
@@ -314,11 +351,8 @@ func (h *host) boot(t testing.TB, change ...func(*Config)) (*Manager, *incarnati
 	m, err := New(Deps{
 		Namespaces: fakeNamespaces{d}, Disks: fakeDisks{d}, Frozen: fakeFrozen{d}, Rootfs: fakeRootfs{d}, Cgroups: fakeCgroups{d},
 		Network: fakeNetwork{d}, Egress: fakeEgress{d}, Ports: fakePorts{d}, Bundles: fakeBundles{d}, Agents: fakeAgents{d},
-		Store: fakeStore{d}, Volumes: fakeVolumes{d},
-		Runtimes: map[string]RuntimeKind{
-			"runsc": {Runtime: fakeRuntime{d, "runsc"}, HoldsLink: true, OOMGroup: true, HeadroomBytes: 64 << 20, HostPids: 4096},
-			"runc":  {Runtime: fakeRuntime{d, "runc"}, OwnUsers: true},
-		},
+		Vaults: fakeVaults{d}, Store: fakeStore{d}, Volumes: fakeVolumes{d},
+		Runtimes: runtimes(d),
 	}, c)
 	if err != nil {
 		t.Fatal(err)
@@ -353,7 +387,7 @@ func stop(t testing.TB, m *Manager) {
 	}
 }
 
-var kinds = []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "runc", "process"}
+var kinds = []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "process"}
 
 // wrong says in what host and store do not agree, or nothing. It holds after
 // every recovery.
@@ -363,12 +397,18 @@ func (h *host) wrong(d *incarnation) (out []string) {
 	for _, e := range h.early {
 		out = append(out, "held without a record: "+e)
 	}
+	if len(h.panics) > 0 {
+		out = append(out, fmt.Sprintf("resumed once too often: %v", h.panics))
+	}
 	want, slots := map[string]bool{}, map[int]string{}
 	for id, r := range h.records {
 		if slots[r.Slot] != "" || slices.Contains(h.free, r.Slot) {
 			out = append(out, fmt.Sprintf("slot %d belongs to %s and another", r.Slot, id))
 		}
 		slots[r.Slot] = id
+		if h.wantsVault(id, &r) {
+			want["vault/"+id] = true
+		}
 		if p, ok := h.policies[r.Spec.Policy.Name]; ok && r.Spec.Policy.Follows() {
 			if v := p.Newest(); r.Spec.Policy.Version != v.Number || !reflect.DeepEqual(r.Spec.Network, v.Network) {
 				out = append(out, fmt.Sprintf("%s, which is %s, has %+v as version %d of its policy, which is %+v", id, r.State,
@@ -380,6 +420,7 @@ func (h *host) wrong(d *incarnation) (out []string) {
 			for _, k := range kinds {
 				want[k+"/"+id] = true
 			}
+			want[r.Spec.Runtime+"/"+id] = true
 			if len(r.Spec.Volumes) > 0 {
 				want["volumes/"+id] = true
 			}
@@ -389,10 +430,19 @@ func (h *host) wrong(d *incarnation) (out []string) {
 			if r.State == record.Paused {
 				want["frozen/"+id] = true
 			}
+			// Who paused it is known, whatever happened: in the stories, only "mine" is paused by both.
+			policy := r.State == record.Paused && r.Spec.Idle.Given()
+			if asleep := r.Reason == record.ReasonIdle; asleep != policy && r.Spec.Name != "mine" {
+				out = append(out, fmt.Sprintf("%s is %s, with the reason %q", id, r.State, r.Reason))
+			}
+			if g := h.agents[id]; g.token != r.Token || !maps.Equal(g.env, r.Spec.Env) {
+				out = append(out, fmt.Sprintf("the agent of %s has token %q and environment %v, not %q and %v", id, g.token, g.env, r.Token,
+					r.Spec.Env))
+			}
 			if h.cpu[id] != r.Spec.CPUMillis {
 				out = append(out, fmt.Sprintf("%s may use %d thousandths of a CPU, not %d", id, h.cpu[id], r.Spec.CPUMillis))
 			}
-			if got, want := h.limits[id], cgroupLimits(Deps{}, &r); got != want {
+			if got, want := h.limits[id], cgroupLimits(Deps{Runtimes: runtimes(d)}, &r); got != want {
 				out = append(out, fmt.Sprintf("%s has the limits %+v, not %+v", id, got, want))
 			}
 			if h.diskLimit[id] != r.Spec.DiskBytes {
@@ -401,8 +451,22 @@ func (h *host) wrong(d *incarnation) (out []string) {
 			if !d.published[id] {
 				out = append(out, "this daemon does not serve the ports of "+id)
 			}
+			if h.pauses[id] > 0 || r.Hibernation != nil {
+				out = append(out, fmt.Sprintf("%s is %s, paused %d times, with the image %v", id, r.State, h.pauses[id], r.Hibernation))
+			}
 			if n, ok := d.registered[id]; !ok || n.Mode != r.Spec.Network.Mode || len(n.Rules) != len(r.Spec.Network.Rules) {
 				out = append(out, fmt.Sprintf("this daemon's egress has %s as %+v, not %+v", id, n, r.Spec.Network))
+			}
+		case record.Hibernated:
+			want["disk/"+id], want["memory/"+id] = true, true
+			if !h.images["dir/"+id] || r.Hibernation == nil || len(r.Hibernation.Files) == 0 {
+				out = append(out, fmt.Sprintf("%s hibernates, and its image %+v is no good", id, r.Hibernation))
+			}
+			if h.volatile[id] || !h.synced[id] {
+				out = append(out, fmt.Sprintf("%s hibernates, and a crash of the host takes its disk", id))
+			}
+			if !d.published[id] {
+				out = append(out, "this daemon does not serve the ports of "+id)
 			}
 		case record.Ended:
 			want["disk/"+id] = true
@@ -414,7 +478,7 @@ func (h *host) wrong(d *incarnation) (out []string) {
 		}
 	}
 	for id := range d.published {
-		if s := h.records[id].State; s != record.Running && s != record.Paused {
+		if s := h.records[id].State; s != record.Running && s != record.Paused && s != record.Hibernated {
 			out = append(out, "this daemon serves the ports of "+id)
 		}
 	}
@@ -422,6 +486,12 @@ func (h *host) wrong(d *incarnation) (out []string) {
 		switch {
 		case s.State == record.SnapshotReady && s.Bytes > 0:
 			want["snapshot/"+id] = true
+			if s.Memory != nil {
+				want["memory/"+id] = true
+				if len(s.Memory.Files) == 0 || s.Memory.Needs.Build == "" {
+					out = append(out, fmt.Sprintf("snapshot %s is ready, and its memory %+v", id, s.Memory))
+				}
+			}
 		case s.State == record.SnapshotFailed && s.Message != "":
 		default:
 			out = append(out, fmt.Sprintf("snapshot %s is %s, with %d bytes and message %q", id, s.State, s.Bytes, s.Message))
@@ -452,6 +522,15 @@ func (h *host) wrong(d *incarnation) (out []string) {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// wantsVault reports whether a sandbox is to have a vault: one that was given one, by its label, and
+// each copy of it but those that never ran. The caller holds mu.
+func (h *host) wantsVault(id string, r *record.Record) bool {
+	if r.Spec.Fork.Vault {
+		return r.State != record.Ended || !r.NeverRan()
+	}
+	return r.Spec.Labels["vault"] != "" && h.things["vault/"+id]
 }
 
 func (h *host) String() string {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -32,7 +33,7 @@ func TestRestartByPolicy(t *testing.T) {
 		if !r.NextStart().Equal(r.Changed.Add(time.Second)) || !m.Deadline(r).IsZero() {
 			t.Errorf("next start %v, deadline %v", r.NextStart(), m.Deadline(r))
 		}
-		events := m.Subscribe(ctx)
+		news := m.Subscribe(ctx)
 		for i := 1; i <= 2; i++ {
 			if err := k.Restart(ctx, r.ID, func() {}); err != nil {
 				t.Fatal(err)
@@ -45,8 +46,8 @@ func TestRestartByPolicy(t *testing.T) {
 			synctest.Wait()
 		}
 		restarted := 0
-		for len(events) > 0 {
-			if e := <-events; e.Type == EventRestart && e.Reason == string(record.Exited) &&
+		for len(news) > 0 {
+			if e := <-news; e.Type == events.Restart && e.Reason == string(record.Exited) &&
 				strings.Contains(e.Message, "exited with code 3") {
 				restarted++
 			}
@@ -166,7 +167,7 @@ func TestRecycleWaitsForNobody(t *testing.T) {
 		ctx, k := t.Context(), Keeper{m}
 		r := mustCreate(t, m, restartable(record.RestartAlways))
 		open := h.gate("snapshot.make snap-" + first)
-		snap, err := m.Snapshots().Create(ctx, r.ID, "", false)
+		snap, err := m.Snapshots().Create(ctx, r.ID, record.SnapshotRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,10 +3,14 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // A Turn is the place of a sandbox in the queue of those to be brought up. (admission)
@@ -70,7 +74,7 @@ func (m launcher) launchLater(asker context.Context, h *handle, r *record.Record
 	start := time.Now()
 	unlock, err := m.lockInTurn(h, turn)
 	m.tracker.setQueued(h, false)
-	h.steps = append(h.steps, Step{stepQueue, time.Since(start)})
+	h.steps = append(h.steps, table.Step{Name: stepQueue, Took: time.Since(start)})
 	if err == nil {
 		defer unlock()
 		var fresh record.Record
@@ -105,14 +109,15 @@ func (m launcher) provision(asker context.Context, h *handle, r *record.Record) 
 	if r.Spec.Snapshot != "" || len(r.Spec.Volumes) > 0 {
 		limit += takeLimit
 	}
-	ctx, cancel := context.WithTimeoutCause(h.creation, limit, errTooLong)
+	ctx, cancel := context.WithTimeoutCause(h.creation, limit, table.ErrTooLong)
 	defer cancel()
-	start, op := time.Now(), opOf(r)
+	start, op, was := time.Now(), opOf(r), *r
 	steps, err := m.life.start(ctx, r)
 	h.steps = append(h.steps, steps...)
 	cause := context.Cause(ctx)
 	switch {
 	case err == nil:
+		waited(m.stock, &was, r)
 		m.watch(h, r.Spec.Runtime)
 	case errors.Is(cause, errDeleted), errors.Is(cause, errClosing):
 		err = cause // the deletion that cancelled it erases it, or the next daemon ends it
@@ -183,10 +188,10 @@ func (m launcher) fetch(asker context.Context, h *handle, r *record.Record) bool
 		if h.creation.Err() == nil {
 			now := *r
 			now.Message = text
-			m.life.bus.publish(EventPulling, &now)
+			m.life.bus.Publish(events.Pulling, &now)
 		}
 	})
-	h.steps = append(h.steps, Step{stepImage, time.Since(start)})
+	h.steps = append(h.steps, table.Step{Name: stepImage, Took: time.Since(start)})
 	unlock, lerr := m.locks.Lock(h.creation, h.id)
 	if lerr != nil { // it is being deleted, or the daemon stops: see launchLater
 		m.life.log(ctx, opCreate, r, start, h.steps, lerr)
@@ -215,7 +220,7 @@ func (m launcher) fetch(asker context.Context, h *handle, r *record.Record) bool
 		m.life.log(ctx, opCreate, r, start, h.steps, errors.Join(err, ferr))
 		return false
 	}
-	m.fetchFailed(ctx, h, &fresh, start, &stepError{stepImage, err})
+	m.fetchFailed(ctx, h, &fresh, start, &table.StepError{Name: stepImage, Err: err})
 	return false
 }
 
@@ -227,4 +232,107 @@ func (m launcher) fetchFailed(ctx context.Context, h *handle, r *record.Record, 
 	}
 	m.tracker.remove(h.id, errEnded)
 	m.life.log(ctx, opCreate, r, start, h.steps, err)
+}
+
+// errMemberDead is why a member cannot be claimed whose processes ended.
+var errMemberDead = errors.New("the member of the pool is dead")
+
+// claim makes the member that r took the sandbox r. If the member turns out to be of no use
+// before its agent is adopted, claim releases it, and brings r up cold, with the same ID.
+// Afterwards something of r may have run, so it fails like any other creation.
+func claim(ctx context.Context, l *life, r *record.Record) ([]table.Step, error) {
+	start, why := time.Now(), ""
+	if r.Spec.Inspect { // its policy by name wants that, as the store has found
+		why = "inspected requests need an authority that is mounted before the start"
+	} else {
+		steps, err := table.Acquire(ctx, l.rows, r)
+		failed, ok := errors.AsType[*table.StepError](err)
+		if err == nil || ctx.Err() != nil || !ok || slices.Contains([]string{"agent", "ports", "cpu"}, failed.Name) {
+			return steps, err
+		}
+		l.cfg.Log.Warn("a member of a pool could not be claimed; its sandbox comes up cold", "sandbox", r.ID, "pool", r.Pool.Name,
+			"err", err)
+		why = "the member could not be used" + clientText(err)
+	}
+	if err := l.kill(ctx, r.ID, killLimit); err != nil {
+		return nil, err
+	}
+	if _, err := table.Release(context.WithoutCancel(ctx), l.rows, r); err != nil {
+		return nil, err
+	}
+	if err := l.gone(ctx, r.ID); err != nil {
+		return nil, err
+	}
+	if l.onColdClaim != nil {
+		l.onColdClaim(r.Pool.Name)
+	}
+	r.Prepared, r.MemberToken, r.Pool = false, "", record.PoolUse{Name: r.Spec.Pool, Miss: why}
+	if r.Spec.Pool == "" {
+		r.Pool = record.PoolUse{}
+	}
+	cold := table.Step{Name: stepPool, Took: time.Since(start)}
+	steps, err := table.Acquire(ctx, l.rows, r)
+	return append([]table.Step{cold}, steps...), err
+}
+
+// stepPool is the step of a creation whose member could not be used.
+const stepPool = "pool"
+
+// claimable adds to the rows how each is claimed. All but the published ports come up with a
+// member.
+func claimable(d Deps, rows []table.Row) []table.Row {
+	claims := map[string]func(context.Context, *record.Record) error{
+		"rootfs": whole, "volumes": whole, "trust": whole, // a member that has one, or none, is taken for such a sandbox only
+		"cgroup": func(ctx context.Context, r *record.Record) error {
+			alive, err := d.Cgroups.Populated(r.ID)
+			if err == nil && !alive {
+				err = errMemberDead
+			}
+			if err != nil {
+				return err
+			}
+			return d.Cgroups.Limit(ctx, r.ID, cgroupLimits(d, r)) // what a claim needs of the CPU is little
+		},
+		"bundle": func(ctx context.Context, r *record.Record) error {
+			return renamed(r, func() error { return d.Bundles.Rename(ctx, r) })
+		},
+		"runtime": func(ctx context.Context, r *record.Record) error {
+			return renamed(r, func() error { return renameRuntime(ctx, d, r) })
+		},
+		"agent": func(ctx context.Context, r *record.Record) error { return awaitAgent(ctx, d, r, adoptMember(d)) },
+	}
+	for i, row := range rows {
+		switch {
+		case row.Name == "ports":
+		case claims[row.Name] != nil:
+			rows[i].Claim = claims[row.Name]
+		case row.Fit != nil:
+			rows[i].Claim = row.Fit
+		default: // up also replaces what is there
+			rows[i].Claim = row.Up
+		}
+	}
+	return rows
+}
+
+// whole claims a row that needs nothing.
+func whole(context.Context, *record.Record) error { return nil }
+
+// renamed calls rename unless the guest of a member has the right hostname.
+func renamed(r *record.Record, rename func() error) error {
+	if r.Hostname() == r.ID {
+		return nil
+	}
+	return rename()
+}
+
+func renameRuntime(ctx context.Context, d Deps, r *record.Record) error {
+	if rename := d.Runtimes[r.Spec.Runtime].Rename; rename != nil {
+		return rename(ctx, r.ID, r.Hostname())
+	}
+	return fmt.Errorf("%s cannot rename a guest", r.Spec.Runtime)
+}
+
+func adoptMember(d Deps) func(context.Context, *record.Record) error {
+	return func(ctx context.Context, r *record.Record) error { return d.Agents.Adopt(ctx, r, r.MemberToken, false) }
 }

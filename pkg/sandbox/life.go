@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // life moves one sandbox from state to state. It knows the order of the steps and
@@ -18,13 +20,17 @@ import (
 type life struct {
 	Deps
 	cfg  Config
-	rows []resource
-	bus  bus
+	rows []table.Row
+	bus  events.Bus
 	past past
 
 	refusals refusals
 	lingers  lingering
 	onLinger func(id string) // called once when a killed sandbox begins to linger
+	// onColdClaim, if not nil, is called when a sandbox could not use the member of a pool that
+	// it took.
+	onColdClaim func(pool string)
+	onLeft      func() // called when a sandbox of a pool has left its place in it
 }
 
 // Limits of single calls outside the table.
@@ -39,13 +45,10 @@ const (
 // also across a suspend or a step of the clock.
 func now() time.Time { return time.Now().Round(0).UTC() }
 
-// errTooLong is why a call was given up; the log says how long it took.
-var errTooLong = errs.New(errs.Unavailable, "it took too long; the host may be overloaded")
-
 // bounded runs one call under a deadline and between its failpoints. The call is not
 // cancelled with ctx.
 func bounded(ctx context.Context, limit time.Duration, name string, f func(context.Context) error) error {
-	return within(context.WithoutCancel(ctx), limit, name, f)
+	return table.Within(context.WithoutCancel(ctx), limit, name, f)
 }
 
 // set moves r to another state, together with other changes, and makes it durable.
@@ -62,7 +65,10 @@ func (l *life) set(ctx context.Context, r *record.Record, to record.State, chang
 		return err
 	}
 	*r = n
-	l.bus.publish(string(to), r)
+	l.bus.Publish(string(to), r)
+	if (to == record.Ended || to == record.Deleting) && r.Pool.Name != "" && l.onLeft != nil {
+		l.onLeft()
+	}
 	return nil
 }
 
@@ -73,26 +79,48 @@ func (l *life) put(ctx context.Context, r record.Record) error {
 }
 
 // start brings a sandbox that is Creating, or Starting again, to Running.
-func (l *life) start(ctx context.Context, r *record.Record) ([]Step, error) {
+func (l *life) start(ctx context.Context, r *record.Record) ([]table.Step, error) {
 	rows := l.rows
-	if r.State == record.Starting {
+	if r.State == record.Starting || r.State == record.Waking {
 		rows = l.fleeting() // it has kept the other rows
 		// It still has its address, but the link of its last life may be there.
 		if err := l.gone(ctx, r.ID); err != nil {
 			return nil, err
 		}
 	}
-	steps, err := acquire(ctx, rows, r)
+	up := func() ([]table.Step, error) { return table.Acquire(ctx, rows, r) }
+	if r.Claims() {
+		up = func() ([]table.Step, error) { return claim(ctx, l, r) }
+	}
+	steps, err := up()
 	if err != nil {
 		return steps, err
 	}
-	return steps, l.set(ctx, r, record.Running, func(r *record.Record) { r.Started = r.Changed })
+	err = l.set(ctx, r, record.Running, func(r *record.Record) {
+		if r.Hibernation != nil {
+			awake(r)
+		}
+		r.Hibernation = nil
+		r.Started, r.MemberToken = r.Changed, ""
+	})
+	if err != nil {
+		err = &upError{err}
+	}
+	return steps, err
 }
 
-// pause freezes a sandbox that is Running or Pausing.
-func (l *life) pause(ctx context.Context, r *record.Record) error {
+// upError is why the record of a sandbox that has come up could not say so.
+type upError struct{ error }
+
+func (e *upError) Unwrap() error { return e.error }
+
+// pause freezes a sandbox that is Running or Pausing, for a client or for its idle policy.
+func (l *life) pause(ctx context.Context, r *record.Record) error { return l.pauseFor(ctx, r, awake) }
+
+// pauseFor is pause. why notes in the record of a Running sandbox what pauses it.
+func (l *life) pauseFor(ctx context.Context, r *record.Record, why func(*record.Record)) error {
 	if r.State != record.Pausing {
-		if err := l.set(ctx, r, record.Pausing); err != nil {
+		if err := l.set(ctx, r, record.Pausing, why); err != nil {
 			return err
 		}
 	}
@@ -123,8 +151,11 @@ func (l *life) thawTo(ctx context.Context, r *record.Record) error {
 	if err != nil {
 		return err
 	}
-	return l.set(ctx, r, record.Running)
+	return l.set(ctx, r, record.Running, awake)
 }
+
+// awake notes that a sandbox is not asleep.
+func awake(r *record.Record) { r.Reason, r.Message = "", "" }
 
 // stopped is the death of a sandbox that a client stopped.
 var stopped = death{reason: record.Stopped, message: "it was stopped; `sandboxctl start` runs it again"}
@@ -168,7 +199,10 @@ func (l *life) ask(ctx context.Context, r *record.Record, grace time.Duration, h
 
 // failure is the death of a sandbox in state s that did not come up.
 func failure(s record.State, why string) death {
-	if s == record.Starting {
+	switch s {
+	case record.Waking:
+		return death{reason: record.StartFailed, message: "could not be woken" + why}
+	case record.Starting:
 		return death{reason: record.StartFailed, message: "could not be started" + why}
 	}
 	return death{reason: record.CreateFailed, message: "could not be created" + why}
@@ -199,7 +233,7 @@ func (l *life) fail(ctx context.Context, r *record.Record, err error) (ran bool,
 	}
 	d.message += d.lastLines()
 	d.reason = failed.reason
-	if r.State == record.Creating && errors.Is(err, errTooLong) {
+	if r.State == record.Creating && errors.Is(err, table.ErrTooLong) {
 		d.reason = record.Timeout
 	}
 	return false, l.end(ctx, r, d)
@@ -208,8 +242,8 @@ func (l *life) fail(ctx context.Context, r *record.Record, err error) (ran bool,
 // clientText says which step of a creation failed and why, as far as a client may know.
 func clientText(err error) string {
 	text := ""
-	if s, ok := errors.AsType[*stepError](err); ok {
-		text += ": step " + s.step
+	if s, ok := errors.AsType[*table.StepError](err); ok {
+		text += ": step " + s.Name
 	}
 	e, ok := errors.AsType[*errs.Error](err)
 	switch {
@@ -235,7 +269,10 @@ func (l *life) end(ctx context.Context, r *record.Record, d death) error {
 	}
 	err := l.kill(ctx, r.ID, killLimit)
 	if err == nil {
-		_, err = release(context.WithoutCancel(ctx), l.fleeting(), r)
+		_, err = table.Release(context.WithoutCancel(ctx), l.fleeting(), r)
+	}
+	if err == nil {
+		err = dropVault(ctx, l, r, d)
 	}
 	l.settle(r.ID, err)
 	if err != nil {
@@ -248,9 +285,9 @@ func (l *life) end(ctx context.Context, r *record.Record, d death) error {
 }
 
 // fleeting are the rows that an ended sandbox does not keep.
-func (l *life) fleeting() (rows []resource) {
+func (l *life) fleeting() (rows []table.Row) {
 	for _, row := range l.rows {
-		if !row.keep {
+		if !row.Keep {
 			rows = append(rows, row)
 		}
 	}
@@ -263,6 +300,9 @@ func (l *life) condemn(ctx context.Context, r *record.Record) error {
 		return nil
 	}
 	why := func(*record.Record) {}
+	if r.Asleep() { // which is not why it is deleted
+		why = awake
+	}
 	if r.State != record.Ended && isDue(l.due(r)) {
 		why = func(r *record.Record) { r.Reason, r.Message = record.Expired, "its timeout passed" }
 	}
@@ -274,7 +314,7 @@ func (l *life) condemn(ctx context.Context, r *record.Record) error {
 // processes are dead, or killed and lingering; links and disk follow. After an error the
 // sandbox stays Deleting, and the sweep goes on.
 // Preconditions: r is condemned, a prepared slot, or an ID whose record cannot be read.
-func (l *life) erase(ctx context.Context, r *record.Record, dead func()) (steps []Step, err error) {
+func (l *life) erase(ctx context.Context, r *record.Record, dead func()) (steps []table.Step, err error) {
 	defer func() { l.settle(r.ID, err) }()
 	err = l.kill(ctx, r.ID, eraseLimit)
 	if err != nil && (r.State != record.Deleting || !errors.Is(err, ErrLingering)) {
@@ -285,7 +325,7 @@ func (l *life) erase(ctx context.Context, r *record.Record, dead func()) (steps 
 	if err != nil { // nobody is let in meanwhile, and its published ports are free
 		return nil, errors.Join(err, l.Ports.Close(ctx, r.ID))
 	}
-	if steps, err = release(ctx, l.rows, r); err != nil {
+	if steps, err = table.Release(ctx, l.rows, r); err != nil {
 		return steps, err
 	}
 	// The address is free only when no link has it.
@@ -322,15 +362,19 @@ func isDue(due time.Time) bool { return !due.IsZero() && !now().Before(due) }
 // recovery finds Prepared it releases.
 var next = map[record.State][]record.State{
 	record.Creating: {record.Running, record.Stopping, record.Ended, record.Deleting},
-	record.Running:  {record.Pausing, record.Stopping, record.Deleting},
+	record.Running:  {record.Pausing, record.Hibernating, record.Stopping, record.Deleting},
 	record.Pausing:  {record.Paused, record.Running, record.Stopping, record.Deleting},
-	record.Paused:   {record.Resuming, record.Stopping, record.Deleting},
+	record.Paused:   {record.Resuming, record.Hibernating, record.Stopping, record.Deleting},
 	record.Resuming: {record.Running, record.Paused, record.Stopping, record.Deleting},
 	record.Stopping: {record.Ended, record.Deleting},
 	record.Ended:    {record.Starting, record.Deleting},
 	record.Starting: {record.Running, record.Stopping, record.Ended, record.Deleting},
 	record.Deleting: {},
 	record.Prepared: {record.Creating},
+
+	record.Hibernating: {record.Hibernated, record.Running, record.Stopping, record.Deleting},
+	record.Hibernated:  {record.Waking, record.Stopping, record.Deleting},
+	record.Waking:      {record.Running, record.Hibernated, record.Stopping, record.Deleting},
 }
 
 func allowed(from, to record.State) bool { return slices.Contains(next[from], to) }
@@ -339,7 +383,7 @@ func allowed(from, to record.State) bool { return slices.Contains(next[from], to
 // stay alive.
 func live(s record.State) bool {
 	switch s {
-	case record.Running, record.Pausing, record.Paused, record.Resuming:
+	case record.Running, record.Pausing, record.Paused, record.Resuming, record.Hibernating:
 		return true
 	}
 	return false

@@ -40,7 +40,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/internal/keylock"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // Config is how a Manager is set up.
@@ -72,12 +74,18 @@ type Config struct {
 	CheckPolicy func(r *record.Record, n record.Network) error
 	// Prepared is how many prepared slots to keep, by runtime; none if nil. See Stock.
 	Prepared map[string]int
+	// Member, if not nil, is what the members of a pool are made from: its template as a
+	// creation, with the image that the template names today. Nil: there are no pools.
+	Member func(ctx context.Context, p record.Pool) (record.Spec, error)
 	// Room, if not nil, fails while the host has no room for a sandbox on a runtime: then
 	// no prepared slots are kept for it.
 	Room func(ctx context.Context, runtime string) error
+	// ImageRoom, if not nil, fails if the pool has no room for a memory image of so many bytes, while
+	// it has promised some to images that are being written.
+	ImageRoom func(bytes, promised int64) error
 	// OnEvent and OnOperation, if not nil, are called for every event and operation,
 	// before the caller that caused it gets its result. They must not block.
-	OnEvent     func(Event)
+	OnEvent     func(events.Event)
 	OnOperation func(Operation)
 }
 
@@ -132,7 +140,7 @@ func New(d Deps, c Config) (*Manager, error) {
 		c.BootID = strings.TrimSpace(string(b))
 	}
 	m := &Manager{
-		life:    life{Deps: d, cfg: c, rows: resources(d, c), bus: bus{onEvent: c.OnEvent}},
+		life:    life{Deps: d, cfg: c, rows: resources(d, c), bus: events.Bus{OnEvent: c.OnEvent}},
 		began:   now(),
 		newID:   func() string { return record.NewID(c.Instance) },
 		volID:   func() string { return record.NewVolumeID(c.Instance) },
@@ -142,6 +150,8 @@ func New(d Deps, c Config) (*Manager, error) {
 	m.snapshots = newSnapshots(m)
 	m.stock = newStock(m)
 	m.life.onLinger = m.awaitKernel
+	m.life.onLeft = m.stock.Look
+	m.life.onColdClaim = func(pool string) { m.stock.counted(pool, record.PoolLost, 0) }
 	return m, nil
 }
 
@@ -198,7 +208,7 @@ func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, err
 		m.tracker.end()
 		return record.Record{}, fmt.Errorf("create: %w", err)
 	}
-	m.life.bus.publish(string(record.Creating), &r)
+	m.life.bus.Publish(string(record.Creating), &r)
 	launcher{m}.launch(ctx, r, unlock)
 	return r, nil
 }
@@ -268,6 +278,10 @@ func (m *Manager) check(s record.Spec) error {
 		slices.Sort(names)
 		return errs.New(errs.Invalid, "runtime %q is unknown; this host has %s", s.Runtime, strings.Join(names, " and "))
 	}
+	if s.Idle.Action == record.IdleHibernate && m.life.Runtimes[s.Runtime].Memory == nil {
+		return errs.New(errs.Unsupported, "a sandbox hibernates on runtime runsc only, and this one is to run on %s; have it paused when "+
+			"it is idle (--on-idle pause)", s.Runtime)
+	}
 	return checkName(s.Name)
 }
 
@@ -300,10 +314,13 @@ func (m *Manager) insert(ctx context.Context, r *record.Record) (err error) {
 		}()
 	}
 	step := "store:insert"
-	if r.Prepared {
+	switch {
+	case r.MemberToken != "":
+		step = "store:claim"
+	case r.Prepared:
 		step = "store:take"
 	}
-	err = pass(step, func() error {
+	err = table.Pass(step, func() error {
 		ctx, cancel := context.WithTimeout(ctx, storeLimit)
 		defer cancel()
 		return m.life.Store.Insert(ctx, r)
@@ -340,7 +357,7 @@ func (m *Manager) Await(ctx context.Context, idOrName string) (record.Record, er
 
 // Steps returns how long each step of a creation took, in the order of the table. It
 // returns nothing while the creation goes on, or if another daemon did it.
-func (m *Manager) Steps(id string) []Step {
+func (m *Manager) Steps(id string) []table.Step {
 	h := m.tracker.get(id)
 	if h == nil {
 		return nil
@@ -400,8 +417,30 @@ func (m *Manager) List(ctx context.Context) ([]*record.Record, error) {
 }
 
 // Subscribe sends all events from now on until ctx ends, and then closes the channel. A
-// slow reader loses events and gets EventLost instead.
-func (m *Manager) Subscribe(ctx context.Context) <-chan Event { return m.life.bus.subscribe(ctx) }
+// slow reader loses events and gets events.Lost instead.
+func (m *Manager) Subscribe(ctx context.Context) <-chan events.Event {
+	return m.life.bus.Subscribe(ctx)
+}
+
+// EventsSince is Subscribe for readers that come back; see events.Bus.Since.
+func EventsSince(ctx context.Context, m *Manager, cursor string, at time.Time) <-chan events.Event {
+	return m.life.bus.Since(ctx, cursor, at)
+}
+
+// Denied tells the readers of events that the network of a sandbox refused something. Guests
+// cause that, so such an event is not kept, and only readers that keep up get it: it must
+// displace no other event. The caller limits how many there are.
+func Denied(m *Manager, id, what string) {
+	b := &m.life.bus
+	if !b.Read() {
+		return
+	}
+	r, err := m.Get(context.Background(), id)
+	if err != nil {
+		return // it is gone, and nobody asks for it
+	}
+	b.Pass(events.Event{Time: now(), Type: events.Denied, ID: id, Name: r.Spec.Name, Message: what})
+}
 
 // Deadline is when a sandbox will be erased: when it expires or, if it has ended, after
 // Config.Retain. Zero means never.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // bubble runs f with a fresh host and a daemon on it, in a time of its own.
@@ -130,7 +131,7 @@ func TestTrust(t *testing.T) {
 		}
 		synctest.Wait()
 		planned := func(id string) bool {
-			return slices.ContainsFunc(m.Steps(id), func(s Step) bool { return s.Name == "trust" })
+			return slices.ContainsFunc(m.Steps(id), func(s table.Step) bool { return s.Name == "trust" })
 		}
 		if other := mustCreate(t, m, spec()); planned(other.ID) || !planned(r.ID) {
 			t.Errorf("steps %v, and %v of one without inspected hosts", m.Steps(r.ID), m.Steps(other.ID))

@@ -11,7 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 type askerKey struct{}
@@ -52,11 +54,11 @@ func TestObserved(t *testing.T) {
 		log := &lines{Handler: slog.DiscardHandler}
 		var mu sync.Mutex
 		var ops []Operation
-		var events []string
+		var heard []string
 		m, _ := h.boot(t, func(c *Config) {
 			c.Log = slog.New(log)
 			c.OnOperation = func(o Operation) { mu.Lock(); ops = append(ops, o); mu.Unlock() }
-			c.OnEvent = func(e Event) { mu.Lock(); events = append(events, e.Type); mu.Unlock() }
+			c.OnEvent = func(e events.Event) { mu.Lock(); heard = append(heard, e.Type); mu.Unlock() }
 		})
 		ctx, hangUp := context.WithCancel(context.WithValue(t.Context(), askerKey{}, "me"))
 		r, err := m.Create(ctx, spec())
@@ -84,7 +86,7 @@ func TestObserved(t *testing.T) {
 				t.Fatalf("operations: %+v", ops)
 			}
 		}
-		if got := strings.Join(events, " "); got != "creating running pausing paused deleting deleted" {
+		if got := strings.Join(heard, " "); got != "creating running pausing paused deleting deleted" {
 			t.Errorf("events: %s", got)
 		}
 		if want := "INFO operation op=create sandbox=" + r.ID + " runtime=runc image=: outcome=ok asker=me"; len(log.all) != 3 ||
@@ -123,7 +125,7 @@ func TestProgramInLog(t *testing.T) {
 // TestOutcomes holds in which words operations end that do not end well.
 func TestOutcomes(t *testing.T) {
 	for err, want := range map[error]string{
-		nil: "ok", errDeleted: "aborted", errClosing: "aborted", errTooLong: "unavailable", errDied: "internal",
+		nil: "ok", errDeleted: "aborted", errClosing: "aborted", table.ErrTooLong: "unavailable", errDied: "internal",
 		wrongState(&record.Record{}, record.Running): "wrong_state",
 	} {
 		if got := outcomeOf(err); got != want {
@@ -134,7 +136,7 @@ func TestOutcomes(t *testing.T) {
 
 // TestOperationSteps holds which way the steps of an operation lead, and which failed.
 func TestOperationSteps(t *testing.T) {
-	broken := fmt.Errorf("create: %w", &stepError{"disk", errors.New("no space")})
+	broken := fmt.Errorf("create: %w", &table.StepError{Name: "disk", Err: errors.New("no space")})
 	for _, tt := range []struct {
 		op     string
 		err    error
@@ -160,7 +162,7 @@ func TestOperationSteps(t *testing.T) {
 func BenchmarkOperation(b *testing.B) {
 	l := life{cfg: Config{Log: slog.New(slog.DiscardHandler), OnOperation: func(Operation) {}}}
 	r := &record.Record{ID: "daaaaaaaaaaa", Spec: spec()}
-	steps := make([]Step, 10)
+	steps := make([]table.Step, 10)
 	b.ReportAllocs()
 	for b.Loop() {
 		l.log(b.Context(), opCreate, r, time.Time{}, steps, nil)

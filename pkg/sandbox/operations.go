@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 func newToken() string { return rand.Text() }
@@ -41,12 +44,13 @@ func (m *Manager) with(ctx context.Context, op, idOrName string, f func(*record.
 	return r, nil
 }
 
-// Pause freezes all processes of a sandbox. Its timeout runs on.
+// Pause freezes all processes of a sandbox. Its timeout runs on. One that is asleep stays paused
+// until a client resumes it.
 func (m *Manager) Pause(ctx context.Context, idOrName string) error {
 	return m.shift(ctx, opPause, idOrName, record.Running, m.life.pause)
 }
 
-// Resume lets the processes of a paused sandbox go on.
+// Resume lets the processes of a paused sandbox go on, and brings back a hibernated one.
 func (m *Manager) Resume(ctx context.Context, idOrName string) error {
 	return m.shift(ctx, opResume, idOrName, record.Paused, m.life.resume)
 }
@@ -63,6 +67,12 @@ func (m *Manager) shift(ctx context.Context, op, idOrName string, from record.St
 	}
 	start := time.Now()
 	_, err = m.with(ctx, op, r.ID, func(r *record.Record) error {
+		if op == opPause && r.State == record.Paused && r.Asleep() {
+			return m.amend(ctx, r, string(record.Paused), awake) // now it is the client's pause
+		}
+		if op == opResume && r.State == record.Hibernated {
+			return hibernator{m}.wake(ctx, r)
+		}
 		if r.State != from {
 			return wrongState(r, from)
 		}
@@ -73,7 +83,7 @@ func (m *Manager) shift(ctx context.Context, op, idOrName string, from record.St
 	return err
 }
 
-// Stop ends a sandbox that runs or is paused and keeps it, stopped, until it expires or
+// Stop ends a sandbox that runs, is paused or hibernates and keeps it, stopped, until it expires or
 // is deleted. Its entrypoint gets SIGTERM and has grace to end; then all processes are
 // killed. A sandbox that waits for its restart stays ended, and is not restarted. See
 // Start.
@@ -85,11 +95,13 @@ func (m *Manager) Stop(ctx context.Context, idOrName string, grace time.Duration
 	if err != nil {
 		return err
 	}
+	m.snapshots.hurry(r.ID, errStopped)
 	return m.stop(ctx, opStop, r.ID, grace, stopped, func(r *record.Record) error {
-		if r.State != record.Running && r.State != record.Paused {
-			return wrongState(r, record.Running)
+		switch r.State {
+		case record.Running, record.Paused, record.Hibernated:
+			return nil
 		}
-		return nil
+		return wrongState(r, record.Running)
 	})
 }
 
@@ -131,7 +143,7 @@ func (m *Manager) Renew(ctx context.Context, idOrName string, expires time.Time)
 			return errs.Wire(errs.New(errs.Invalid, "expiresAt %s is not in the future", expires.UTC().Format(time.RFC3339)),
 				"DOCKER::INVALID_EXPIRATION")
 		}
-		return m.amend(ctx, r, EventRenewed, func(r *record.Record) { r.Expires = expires.Round(0).UTC() })
+		return m.amend(ctx, r, events.Renewed, func(r *record.Record) { r.Expires = expires.Round(0).UTC() })
 	})
 }
 
@@ -142,9 +154,9 @@ func (m *Manager) Relabel(ctx context.Context, idOrName, name string, patch map[
 	if err := checkName(name); err != nil {
 		return record.Record{}, err
 	}
-	event := EventLabels
+	event := events.Labels
 	if name != "" {
-		event = EventRenamed
+		event = events.Renamed
 	}
 	return m.with(ctx, "label", idOrName, func(r *record.Record) error {
 		labels := maps.Clone(r.Spec.Labels) // records are shared: never written into
@@ -164,6 +176,46 @@ func (m *Manager) Relabel(ctx context.Context, idOrName, name string, patch map[
 	})
 }
 
+// Promote puts a copy in the place of the sandbox that it is a copy of: the two trade their names
+// and the times at which they expire. Neither may have one. IDs and addresses stay, and host
+// names until the next start. Without that sandbox, or for one that is no copy, Promote fails
+// with errs.WrongState.
+func Promote(ctx context.Context, m *Manager, idOrName string) (record.Record, error) {
+	return m.with(ctx, "promote", idOrName, func(r *record.Record) error {
+		if r.Spec.Fork.ID == "" {
+			return errs.New(errs.WrongState, "sandbox %s is no copy of another one (`sandboxctl tree` shows the copies); to give it a "+
+				"name, use `sandboxctl rename`", r.ID)
+		}
+		// A source is older than its copies, so nobody locks a sandbox and then a copy of it.
+		unlock, err := m.locks.Lock(ctx, r.Spec.Fork.Source)
+		if err != nil {
+			return busy("promote", r.Spec.Fork.Source, err)
+		}
+		defer unlock()
+		source, err := m.Get(ctx, r.Spec.Fork.Source)
+		if errs.Is(err, errs.NotFound) {
+			return errs.New(errs.WrongState, "the sandbox that %s is a copy of, %s, is gone, and its name is free; use `sandboxctl "+
+				"rename` and `sandboxctl renew`", r.ID, r.Spec.Fork.Source)
+		}
+		if err != nil {
+			return err
+		}
+		now := *r
+		now.Spec.Name, source.Spec.Name = source.Spec.Name, now.Spec.Name
+		now.Expires, source.Expires = source.Expires, now.Expires
+		err = bounded(ctx, storeLimit, "store:trade", func(ctx context.Context) error { return m.life.Store.Put(ctx, source, now) })
+		if err != nil {
+			return err
+		}
+		*r = now
+		for _, r := range []*record.Record{&source, r} {
+			m.life.bus.Publish(events.Renamed, r)
+			m.life.bus.Publish(events.Renewed, r)
+		}
+		return nil
+	})
+}
+
 // amend makes a change durable that is no transition.
 func (m *Manager) amend(ctx context.Context, r *record.Record, event string, change func(*record.Record)) error {
 	n := *r
@@ -172,7 +224,7 @@ func (m *Manager) amend(ctx context.Context, r *record.Record, event string, cha
 		return err
 	}
 	*r = n
-	m.life.bus.publish(event, r)
+	m.life.bus.Publish(event, r)
 	return nil
 }
 
@@ -202,6 +254,24 @@ func (m *Manager) Expire(ctx context.Context, id string) error {
 	return err
 }
 
+// DeleteEnded is Manager.Delete for a sandbox that has ended and waits for no restart. It does
+// nothing to others, and reports whether it deleted the sandbox. While Config.NoSweep is set
+// it fails: what the records call ended may run.
+func DeleteEnded(ctx context.Context, m *Manager, id string) (bool, error) {
+	if why := m.life.cfg.NoSweep; why != "" {
+		return false, errs.New(errs.WrongState, "nothing is pruned, because this host removes only what is named: %s", why)
+	}
+	var ended atomic.Bool
+	err := m.remove(ctx, opDelete, id, func(r *record.Record) bool {
+		ended.Store(r.State == record.Ended && !r.Restarting())
+		return ended.Load()
+	})
+	if errs.Is(err, errs.NotFound) {
+		return false, nil
+	}
+	return ended.Load() && err == nil, err
+}
+
 // remove erases a sandbox if want agrees, also under its lock.
 func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*record.Record) bool) error {
 	r, err := m.findRemains(ctx, idOrName)
@@ -221,7 +291,7 @@ func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*re
 	if h := m.tracker.get(r.ID); h != nil && !live(r.State) {
 		h.abort(errDeleted)
 	}
-	m.snapshots.hurry(r.ID)
+	m.snapshots.hurry(r.ID, errDeleted)
 	dead := make(chan error, 2) // there may be no reader for either
 	go func() {
 		defer m.tracker.end()
@@ -279,7 +349,7 @@ func (m *Manager) findRemains(ctx context.Context, idOrName string) (record.Reco
 }
 
 // erase is life.erase for a sandbox that may be watched and streamed into.
-func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
+func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]table.Step, error) {
 	told := r.State == record.Deleting && m.life.lingers.has(r.ID)
 	if r.State != "" { // else it is unreadable, and cannot be written
 		if err := m.life.condemn(ctx, r); err != nil {
@@ -291,7 +361,7 @@ func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]S
 	m.life.refusals.forget(r.ID)
 	return m.life.erase(ctx, r, func() {
 		if !told {
-			m.life.bus.publish(EventDeleted, r)
+			m.life.bus.Publish(events.Deleted, r)
 		}
 		dead()
 	})

@@ -1,12 +1,9 @@
 package sandbox
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -81,11 +79,11 @@ func TestRelabel(t *testing.T) {
 		if !maps.Equal(r.Spec.Labels, map[string]string{"team": "a", "env": "x"}) {
 			t.Fatalf("an older record changed: %v", r.Spec.Labels)
 		}
-		events := m.Subscribe(t.Context())
+		news := m.Subscribe(t.Context())
 		if got, err = m.Relabel(t.Context(), r.ID, "other", nil); err != nil || got.Spec.Name != "other" || got.Spec.Labels["team"] != "b" {
 			t.Fatalf("%q, %v", got.Spec.Name, err)
 		}
-		if e := <-events; e.Type != EventRenamed || e.Name != "other" {
+		if e := <-news; e.Type != events.Renamed || e.Name != "other" {
 			t.Fatalf("%+v", e)
 		}
 		if got, err = m.Get(t.Context(), "other"); err != nil || got.ID != r.ID {
@@ -96,102 +94,6 @@ func TestRelabel(t *testing.T) {
 			wantCode(t, err, errs.Invalid)
 		}
 	})
-}
-
-func TestSlowSubscriber(t *testing.T) {
-	var b bus
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	ch := b.subscribe(ctx)
-	for i := range 2 * eventBuffer {
-		b.publish(fmt.Sprint(i), &record.Record{})
-	}
-	var last Event
-	for range eventBuffer {
-		last = <-ch
-	}
-	if last.Type != EventLost || len(ch) != 0 {
-		t.Fatalf("after a full buffer: %q, %d more; want the word that events are lost", last.Type, len(ch))
-	}
-	b.publish("again", &record.Record{})
-	if e := <-ch; e.Type != "again" {
-		t.Fatalf("got %q", e.Type)
-	}
-}
-
-// TestEventsSince: a reader that comes back gets what it has missed, to this daemon or to the
-// next one, and is told if that is not known any more.
-func TestEventsSince(t *testing.T) {
-	var b bus
-	read := func(cursor string) (types []string, last string) {
-		ctx, cancel := context.WithCancel(t.Context())
-		ch := b.since(ctx, cursor, time.Time{})
-		cancel()
-		for e := range ch {
-			types, last = append(types, e.Type), e.Cursor
-		}
-		return types, last
-	}
-	types, start := read("")
-	if !slices.Equal(types, []string{EventCursor}) || start == "" {
-		t.Errorf("at the start: %q, %q", types, start)
-	}
-	for i := range 3 {
-		b.publish(fmt.Sprint(i), &record.Record{})
-	}
-	types, end := read(start)
-	if !slices.Equal(types, []string{EventCursor, "0", "1", "2"}) {
-		t.Errorf("since the start: %q", types)
-	}
-	if types, again := read(end); !slices.Equal(types, []string{EventCursor}) || again != end {
-		t.Errorf("since the end: %q, %q", types, again)
-	}
-	epoch, _, _ := strings.Cut(start, "-")
-	for _, cursor := range []string{ // of the daemon before, or of nobody
-		"1-2", "x", "1", "-", epoch + "--1", epoch + "-9223372036854775808", "10000000000000000-1",
-	} {
-		if types, _ := read(cursor); !slices.Equal(types, []string{EventCursor, "0", "1", "2"}) {
-			t.Errorf("since %q: %q", cursor, types)
-		}
-	}
-	for i := range eventsKept + 5 {
-		b.publish(fmt.Sprint(i), &record.Record{})
-	}
-	if types, _ := read(end); len(types) != 2+eventsKept || types[1] != EventLost || types[2] != "5" {
-		t.Errorf("since long ago: %d events, begins with %q", len(types), types[:3])
-	}
-	if types, _ := read(""); !slices.Equal(types, []string{EventCursor}) {
-		t.Errorf("from now on: %q", types)
-	}
-}
-
-// TestPassedEvents: what guests can cause without end displaces no event that is kept, and
-// reaches only readers that ask for it and keep up.
-func TestPassedEvents(t *testing.T) {
-	var b bus
-	if b.read() {
-		t.Error("somebody reads")
-	}
-	inside, start := b.subscribe(t.Context()), b.since(t.Context(), "", time.Time{})
-	if <-start; !b.read() {
-		t.Error("nobody reads")
-	}
-	for range 10 * eventBuffer {
-		b.pass(Event{Type: EventDenied})
-	}
-	b.publish("kept", &record.Record{})
-	if e := <-inside; e.Type != "kept" {
-		t.Errorf("a part of the daemon got %q", e.Type)
-	}
-	n := 0
-	for e := <-start; e.Type != "kept"; e = <-start {
-		if n++; e.Type != EventDenied || e.Cursor != "" {
-			t.Fatalf("got %+v", e)
-		}
-	}
-	if n != eventBuffer/2 || len(b.recent) != 1 {
-		t.Errorf("a reader that is behind got %d, and %d are kept", n, len(b.recent))
-	}
 }
 
 func TestClose(t *testing.T) {

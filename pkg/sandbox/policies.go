@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -195,7 +196,7 @@ func (l *life) follow(ctx context.Context, r *record.Record, enforce bool) (move
 		err = l.update(ctx, r, next.Spec.Terms(), false, true)
 	} else if err = l.put(ctx, next); err == nil {
 		*r = next
-		l.bus.publish(EventUpdated, r)
+		l.bus.Publish(events.Updated, r)
 	}
 	l.log(ctx, "update", r, start, nil, err)
 	return err == nil, err

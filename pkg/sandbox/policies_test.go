@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -72,7 +73,7 @@ func TestPolicyEdit(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		events := m.Subscribe(ctx)
+		news := m.Subscribe(ctx)
 		e := mustPut(t, m, "build", 2)
 		if e.Added || !e.Changed || !slices.Equal(idsOf(e.Moved), []string{running, paused, stopped}) ||
 			len(e.Pending)+len(e.Failed) > 0 {
@@ -84,7 +85,7 @@ func TestPolicyEdit(t *testing.T) {
 			}
 		}
 		for range 3 {
-			if ev := <-events; ev.Type != EventUpdated {
+			if ev := <-news; ev.Type != events.Updated {
 				t.Errorf("event %+v", ev)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // A Stock keeps prepared slots: records in state Prepared, with the rows of the table
@@ -29,7 +30,7 @@ import (
 // and has all its rows, as far as the last sweep knows.
 type Stock struct {
 	m    *Manager
-	rows []resource    // what a prepared slot has
+	rows []table.Row   // what a prepared slot has
 	wake chan struct{} // has room for one: Keep looks again
 
 	making sync.Mutex // held while slots are made, or released to make room
@@ -38,6 +39,7 @@ type Stock struct {
 	coming int                 // creations and starts under way; guarded by mu, as all below
 	last   time.Time           // when the last of them ended
 	ready  map[string][]string // IDs by runtime, the oldest first
+	members
 }
 
 // calm is how long no sandbox must have come up before Keep makes a slot: the first
@@ -45,9 +47,9 @@ type Stock struct {
 const calm = 20 * time.Millisecond
 
 func newStock(m *Manager) *Stock {
-	s := &Stock{m: m, wake: make(chan struct{}, 1), ready: map[string][]string{}}
+	s := &Stock{m: m, wake: make(chan struct{}, 1), ready: map[string][]string{}, members: newMembers()}
 	for _, row := range m.life.rows {
-		if row.fit != nil {
+		if row.Fit != nil {
 			s.rows = append(s.rows, row)
 		}
 	}
@@ -101,7 +103,7 @@ func (s *Stock) calm(ctx context.Context) bool {
 	}
 }
 
-// fill makes one slot that is missing, and reports whether another may be missing.
+// fill makes one slot or member of a pool that is missing, and reports whether another may be missing.
 func (s *Stock) fill(ctx context.Context) bool {
 	c := &s.m.life.cfg
 	for runtime, want := range c.Prepared {
@@ -119,7 +121,7 @@ func (s *Stock) fill(ctx context.Context) bool {
 			return s.make(ctx, runtime) == nil
 		}
 	}
-	return false
+	return s.fillPools(ctx)
 }
 
 // make makes a slot. After an error, which it logs, nothing of it is left, or the sweep
@@ -140,13 +142,13 @@ func (s *Stock) make(ctx context.Context, runtime string) error {
 		return err
 	}
 	defer unlock()
-	var steps []Step
-	err = within(ctx, storeLimit, "store:prepare", func(ctx context.Context) error { return m.life.Store.Insert(ctx, &r) })
+	var steps []table.Step
+	err = table.Within(ctx, storeLimit, "store:prepare", func(ctx context.Context) error { return m.life.Store.Insert(ctx, &r) })
 	if errs.Is(err, errs.Exhausted) {
 		return err // sandboxes have all slots
 	}
 	if err == nil {
-		steps, err = acquire(ctx, s.rows, &r)
+		steps, err = table.Acquire(ctx, s.rows, &r)
 	}
 	switch {
 	case err == nil:
@@ -198,39 +200,44 @@ func (s *Stock) enter() (leave func()) {
 
 // take makes r the record of a ready slot, and locks it. A sandbox that begins as a
 // snapshot takes none, because its disk is not an empty one; nor does one that first
-// waits for its image, because it holds nothing while it waits.
-func (s *Stock) take(r *record.Record) (unlock func(), ok bool) {
+// waits for its image, because it holds nothing while it waits. The caller holds s.mu.
+func (s *Stock) take(r *record.Record) (unlock func()) {
 	if r.Spec.Snapshot != "" || r.Spec.Away() {
-		return nil, false
+		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	ids := s.ready[r.Spec.Runtime]
 	for i, id := range ids {
 		if unlock, ok := s.m.locks.TryLock(id); ok { // else the sweep looks at it
 			s.ready[r.Spec.Runtime] = slices.Delete(ids, i, i+1)
 			r.ID, r.Prepared = id, true
-			return unlock, true
+			return unlock
 		}
 	}
-	return nil, false
+	return nil
 }
 
-// insert makes the intent to create r durable, with the ID of a prepared slot or a new
-// one, which it locks. The configuration leaves as many slots as there may be sandboxes
+// insert makes the intent to create r durable, with the ID of a member of a pool, of a
+// prepared slot or a new one, which it locks. The configuration leaves as many slots as there may be sandboxes
 // (config.Prepared). If sandboxes that are being deleted have those, insert releases the
 // prepared slots, which takes up to half a second, and tries again.
 func (s *Stock) insert(ctx context.Context, r *record.Record) (unlock func(), err error) {
-	if unlock, ok := s.take(r); ok {
+	c, unlock, leave, err := s.place(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	if unlock != nil {
 		if err := s.m.insert(ctx, r); err != nil {
-			s.giveBack(ctx, r)
+			s.giveBack(ctx, r, c)
 			unlock()
 			return nil, err
+		}
+		if c != nil {
+			s.counted(c.Pool.Name, record.PoolHit, 0)
 		}
 		return unlock, nil
 	}
 	for {
-		r.ID = s.m.newID()
 		unlock, err := s.m.locks.Lock(ctx, r.ID)
 		if err != nil {
 			return nil, err
@@ -245,13 +252,15 @@ func (s *Stock) insert(ctx context.Context, r *record.Record) (unlock func(), er
 	}
 }
 
-// giveBack makes a slot ready again that a creation took in vain. If the store wrote the
+// giveBack makes a slot or a member c ready again that a creation took in vain. If the store wrote the
 // creation despite its error, no client knows of it, and giveBack erases it.
 // Preconditions: its lock is held.
-func (s *Stock) giveBack(ctx context.Context, r *record.Record) {
+func (s *Stock) giveBack(ctx context.Context, r *record.Record, c *member) {
 	ctx = context.WithoutCancel(ctx)
 	was, ok, err := s.m.life.Store.Get(ctx, r.ID)
 	switch {
+	case err == nil && ok && was.State == record.Prepared && c != nil:
+		err = s.keepMember(ctx, c)
 	case err == nil && ok && was.State == record.Prepared:
 		s.add(&was)
 	case err == nil && ok:
@@ -262,17 +271,24 @@ func (s *Stock) giveBack(ctx context.Context, r *record.Record) {
 	}
 }
 
-// MakeRoom releases all ready slots, because a sandbox needs what they hold. It reports
-// whether there were any.
+// MakeRoom releases all ready slots and members, because a sandbox needs what they hold. It
+// reports whether there were any.
 func (s *Stock) MakeRoom(ctx context.Context) (released bool) {
-	for runtime := range s.m.life.cfg.Prepared {
+	for runtime := range s.m.life.Runtimes {
 		released = s.drop(ctx, runtime) || released
 	}
 	return released
 }
 
-// drop releases the ready slots of a runtime, and reports whether there were any.
+// drop releases the ready slots and members of a runtime, and reports whether there were
+// any.
 func (s *Stock) drop(ctx context.Context, runtime string) bool {
+	s.mu.Lock()
+	if s.giveUp != nil {
+		s.giveUp() // the member that is being made: its command may take long
+	}
+	s.mu.Unlock()
+	dropped := s.dropMembers(ctx, func(c *member, _ int) bool { return c.Spec.Runtime == runtime })
 	s.making.Lock()
 	defer s.making.Unlock()
 	s.mu.Lock()
@@ -280,15 +296,11 @@ func (s *Stock) drop(ctx context.Context, runtime string) bool {
 	delete(s.ready, runtime)
 	s.mu.Unlock()
 	s.releaseAll(ctx, ids) //nolint:errcheck // logged; the sweep goes on
-	return len(ids) > 0
+	return dropped || len(ids) > 0
 }
 
-// empty releases the slots of this daemon, when it ends.
-func (s *Stock) empty(ctx context.Context) {
-	for runtime := range s.m.life.cfg.Prepared {
-		s.drop(ctx, runtime)
-	}
-}
+// empty releases the slots and members of this daemon, when it ends.
+func (s *Stock) empty(ctx context.Context) { s.MakeRoom(ctx) }
 
 // Purge releases all prepared slots that the store knows, also those that another daemon
 // has left.
@@ -348,8 +360,11 @@ func (s *Stock) heal(ctx context.Context, r *record.Record, kinds []string) erro
 	if s.m.life.cfg.NoSweep != "" {
 		return nil
 	}
+	if r.Pool.Name != "" {
+		return s.healMember(ctx, r, kinds)
+	}
 	if s.remove(r) {
-		lost, err := s.lost(ctx, r, kinds)
+		lost, err := s.lost(ctx, s.rows, r, kinds)
 		if lost == "" {
 			s.add(r) // also after an error: what it holds is not known, and a create fits it
 			return err
@@ -361,14 +376,17 @@ func (s *Stock) heal(ctx context.Context, r *record.Record, kinds []string) erro
 	return s.release(ctx, r)
 }
 
-// lost names a row that a slot no longer holds, or not all of.
-func (s *Stock) lost(ctx context.Context, r *record.Record, kinds []string) (string, error) {
-	for _, row := range s.rows {
-		if _, whole, err := (recovery{s.m}).has(ctx, row, r, slices.Contains(kinds, row.name)); err != nil || !whole {
+// lost names one of rows that a slot or member no longer holds, or not all of.
+func (s *Stock) lost(ctx context.Context, rows []table.Row, r *record.Record, kinds []string) (string, error) {
+	for _, row := range rows {
+		if row.Held == nil || !row.Wants(r) {
+			continue
+		}
+		if _, whole, err := (recovery{s.m}).has(ctx, row, r, slices.Contains(kinds, row.Name)); err != nil || !whole {
 			if err != nil {
-				return "", fmt.Errorf("check its %s: %w", row.name, err)
+				return "", fmt.Errorf("check its %s: %w", row.Name, err)
 			}
-			return row.name, nil
+			return row.Name, nil
 		}
 	}
 	return "", nil

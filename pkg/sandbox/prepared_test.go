@@ -55,7 +55,7 @@ func TestPreparedSlots(t *testing.T) {
 			t.Fatalf("prepared %v:\n%s", slots, h)
 		}
 		for _, id := range slots {
-			for _, kind := range kinds {
+			for _, kind := range append(kinds[:len(kinds):len(kinds)], "runc", "runsc") {
 				if want := slices.Contains(slotKinds, kind); h.has(kind+"/"+id) != want {
 					t.Errorf("prepared slot %s: %s is %v", id, kind, !want)
 				}
@@ -150,7 +150,7 @@ func TestPreparedOrNot(t *testing.T) {
 		defer stop(t, m)
 		defer keeps(t, m)()
 		first := createdAs(t, m, record.Spec{})
-		s, err := m.Snapshots().Create(t.Context(), first.ID, "", false)
+		s, err := m.Snapshots().Create(t.Context(), first.ID, record.SnapshotRequest{})
 		if err == nil {
 			s, err = m.Snapshots().Await(t.Context(), s.ID)
 		}

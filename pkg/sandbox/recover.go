@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // sweepers bounds how many sandboxes are reconciled at once. There are several so that
@@ -97,12 +99,12 @@ func (m recovery) held(ctx context.Context) (map[string][]string, error) {
 	lists := make([][]string, len(rows))
 	var todo []func() error
 	for i, row := range rows {
-		if row.held == nil {
+		if row.Held == nil {
 			continue
 		}
 		todo = append(todo, func() (err error) {
 			if lists[i], err = m.list(ctx, row); err != nil {
-				return fmt.Errorf("list %s: %w", row.name, err)
+				return fmt.Errorf("list %s: %w", row.Name, err)
 			}
 			return nil
 		})
@@ -114,17 +116,17 @@ func (m recovery) held(ctx context.Context) (map[string][]string, error) {
 	for i, ids := range lists {
 		for _, id := range ids {
 			if record.IsID(id) && strings.HasPrefix(id, m.life.cfg.Instance.String()) {
-				held[id] = append(held[id], rows[i].name)
+				held[id] = append(held[id], rows[i].Name)
 			}
 		}
 	}
 	return held, nil
 }
 
-func (m recovery) list(ctx context.Context, row resource) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, row.limit)
+func (m recovery) list(ctx context.Context, row table.Row) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, row.Limit)
 	defer cancel()
-	return row.held(ctx)
+	return row.Held(ctx)
 }
 
 func inParallel(todo []func() error) error {
@@ -150,6 +152,14 @@ func (m recovery) reconcile(ctx context.Context, id string, kinds []string) erro
 	unlock, ok := m.locks.TryLock(id)
 	if !ok {
 		return nil // the holder of the lock takes care of it
+	}
+	if m.halfAsleep(ctx, id) && m.tracker.begin() {
+		go func() {
+			defer m.tracker.end()
+			defer unlock()
+			m.finishSleep(id, kinds)
+		}()
+		return nil
 	}
 	defer unlock()
 	return m.reconcileLocked(ctx, id, kinds)
@@ -186,7 +196,10 @@ func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) er
 	case r.State == record.Deleting, may && isDue(m.life.due(r)):
 		return m.eraseAgain(ctx, r)
 	case r.State == record.Ended:
-		return m.tidy(ctx, r, kinds)
+		return m.tidy(ctx, r, m.life.fleeting(), kinds)
+	}
+	if done, err := m.recoverAsleep(ctx, r, kinds); done || err != nil {
+		return err
 	}
 	d, dead, err := m.examine(ctx, r)
 	if err != nil {
@@ -221,7 +234,7 @@ func (m recovery) eraseAgain(ctx context.Context, r *record.Record) error {
 
 // logDone is life.log for what is not logged until it is done: the sweep comes back to a
 // sandbox that lingers every minute.
-func (m recovery) logDone(ctx context.Context, op string, r *record.Record, start time.Time, steps []Step, err error) {
+func (m recovery) logDone(ctx context.Context, op string, r *record.Record, start time.Time, steps []table.Step, err error) {
 	if !errors.Is(err, ErrLingering) {
 		m.life.log(ctx, op, r, start, steps, err)
 	}
@@ -237,7 +250,7 @@ func (m recovery) trustHost(ctx context.Context, r *record.Record) error {
 		return nil
 	}
 	known := m.tracker.get(r.ID) != nil
-	same := live(r.State) && r.BootID == m.life.cfg.BootID
+	same := live(r.State) && r.State != record.Hibernating && r.BootID == m.life.cfg.BootID
 	if known && same || same && r.State != record.Running {
 		return nil
 	}
@@ -250,17 +263,22 @@ func (m recovery) trustHost(ctx context.Context, r *record.Record) error {
 		same {
 		return err
 	}
+	if r.State == record.Hibernating { // also if its record has an image: it may have woken since the backup
+		if err := hibernator(m).resumeUntilAnswered(ctx, r); err != nil {
+			return err
+		}
+	}
 	n := *r
 	death{}.write(&n)
 	n.State, n.BootID, n.Changed = record.Running, m.life.cfg.BootID, now()
-	n.Started = n.Changed
+	n.Started, n.Hibernation = n.Changed, nil
 	if err := m.life.put(ctx, n); err != nil {
 		return err
 	}
 	m.life.cfg.Log.Warn("a sandbox runs although its record says otherwise; it keeps running", "sandbox", r.ID, "state", string(r.State),
 		"reason", m.life.cfg.NoSweep)
 	*r = n
-	m.life.bus.publish(string(record.Running), r)
+	m.life.bus.Publish(string(record.Running), r)
 	return nil
 }
 
@@ -334,22 +352,15 @@ func (m recovery) keepLimits(ctx context.Context, r *record.Record) error {
 	return err
 }
 
-// tidy releases what an ended sandbox should not hold.
-func (m recovery) tidy(ctx context.Context, r *record.Record, kinds []string) error {
-	var rows []resource
-	for _, row := range m.life.fleeting() {
-		for _, kind := range kinds {
-			if kind == row.name {
-				rows = append(rows, row)
-			}
-		}
-	}
+// tidy releases those rows of kinds that a sandbox without processes should not hold.
+func (m recovery) tidy(ctx context.Context, r *record.Record, rows []table.Row, kinds []string) error {
+	rows = slices.DeleteFunc(rows, func(row table.Row) bool { return !slices.Contains(kinds, row.Name) })
 	if len(rows) == 0 {
 		return nil
 	}
 	err := m.life.kill(ctx, r.ID, killLimit)
 	if err == nil {
-		_, err = release(context.WithoutCancel(ctx), rows, r)
+		_, err = table.Release(context.WithoutCancel(ctx), rows, r)
 	}
 	m.life.settle(r.ID, err)
 	return err
@@ -373,7 +384,7 @@ func (m recovery) releaseStray(ctx context.Context, id string) error {
 	if err != nil {
 		return fmt.Errorf("release stray %s: %w", id, err)
 	}
-	steps, err := release(context.WithoutCancel(ctx), m.life.fleeting(), r)
+	steps, err := table.Release(context.WithoutCancel(ctx), m.life.fleeting(), r)
 	if err == nil {
 		err = bounded(ctx, stepLimit, "down:disk", func(ctx context.Context) error { return m.life.Disks.MoveStray(ctx, id) })
 	}
@@ -382,4 +393,91 @@ func (m recovery) releaseStray(ctx context.Context, id string) error {
 		return fmt.Errorf("release stray %s: %w", id, err)
 	}
 	return nil
+}
+
+// lostLink is the loss of r if its link is gone.
+func lostLink(d Deps, r *record.Record) table.Loss {
+	if d.Runtimes[r.Spec.Runtime].HoldsLink {
+		return table.Fatal
+	}
+	return table.Mendable
+}
+
+// reconcileOne compares one sandbox, which was reported to have lost something, with
+// its record. Unlike reconcile it waits for the lock.
+func (m recovery) reconcileOne(ctx context.Context, id string) error {
+	if r, ok, err := m.life.Store.Get(ctx, id); err != nil || !ok || !live(r.State) && r.State != record.Prepared {
+		return err // a sandbox that ends loses everything
+	}
+	unlock, err := m.locks.Lock(ctx, id)
+	if err != nil {
+		return busy("inspect", id, err)
+	}
+	defer unlock()
+	return m.reconcileLocked(ctx, id, nil)
+}
+
+// mend finds the rows that r, which lives, no longer holds, and brings back those it
+// can. If the sandbox cannot go on without the others, dead is true and d says why.
+// kinds are the rows that were held a moment ago.
+func (m recovery) mend(ctx context.Context, r *record.Record, kinds []string) (d death, dead bool, err error) {
+	for _, row := range m.life.rows {
+		if row.Held == nil || !row.Wants(r) || row.Name == "egress" && m.tracker.unregistered(r.ID) { // adopt has just tried
+			continue
+		}
+		held, whole, err := m.has(ctx, row, r, slices.Contains(kinds, row.Name))
+		if err != nil {
+			return death{}, false, fmt.Errorf("check its %s: %w", row.Name, err)
+		}
+		if whole || !m.tracker.setLost(r.ID, row.Name) {
+			continue
+		}
+		what, up := table.Harmless, row.Up
+		switch {
+		case held && row.Rejoin != nil:
+			what, up = table.Mendable, row.Rejoin
+		case row.Lost != nil:
+			what = row.Lost(r)
+		}
+		log := m.life.cfg.Log.With("sandbox", r.ID, "lost", row.Name)
+		switch {
+		case what == table.Mendable:
+			start := time.Now()
+			_, err := table.Do(context.WithoutCancel(ctx), "up:", row, up, r)
+			m.tracker.setFound(r.ID, row.Name)
+			if err != nil {
+				return death{}, false, fmt.Errorf("restore a resource that was removed on the host: %w", err)
+			}
+			log.Warn("something on the host removed a resource of a sandbox; it was restored", "dur", time.Since(start))
+		case what == table.Fatal && m.life.cfg.NoSweep == "":
+			log.Error("something on the host removed a resource of a sandbox; it cannot be restored, so the sandbox is ended")
+			return death{
+				reason: record.RuntimeCrash,
+				message: fmt.Sprintf("something on the host other than sandboxd removed its %s, and it cannot run without it; "+
+					"create it again", row.Name),
+			}, true, nil
+		default:
+			log.Warn("something on the host removed a resource of a sandbox; the sandbox keeps running without it")
+		}
+	}
+	return death{}, false, nil
+}
+
+// has reports whether r, which is locked, holds anything of a row, and all of it. had
+// says whether the row was listed; a row that was being made then may be missing from
+// the list.
+func (m recovery) has(ctx context.Context, row table.Row, r *record.Record, had bool) (held, whole bool, err error) {
+	if !had {
+		ids, err := m.list(ctx, row)
+		if err != nil || !slices.Contains(ids, r.ID) {
+			return false, false, err
+		}
+	}
+	if row.Whole == nil {
+		return true, true, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, row.Limit)
+	defer cancel()
+	whole, err = row.Whole(ctx, r)
+	return true, whole, err
 }

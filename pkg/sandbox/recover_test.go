@@ -371,16 +371,16 @@ func TestTable(t *testing.T) {
 	rows := resources(Deps{}, Config{Instance: instance.Instance('d')})
 	at := map[string]int{}
 	for i, row := range rows {
-		for _, name := range row.after {
+		for _, name := range row.After {
 			if j, ok := at[name]; !ok || j >= i {
-				t.Errorf("%s stands on %s, which does not come before it", row.name, name)
+				t.Errorf("%s stands on %s, which does not come before it", row.Name, name)
 			}
 		}
-		at[row.name] = i
+		at[row.Name] = i
 	}
 	var under func(name string) []string
 	under = func(name string) (all []string) {
-		for _, n := range rows[at[name]].after {
+		for _, n := range rows[at[name]].After {
 			all = append(all, n)
 			all = append(all, under(n)...)
 		}

@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // Snapshots keeps frozen copies of the disks of sandboxes.
@@ -19,38 +21,49 @@ import (
 //	                    └─▶ failed ┘
 //
 // A snapshot is taken under the lock of its source. A source that runs stands still
-// meanwhile: record, sync, freeze, copy, thaw, record. "creating" is the intent of all
+// meanwhile: record, sync, freeze, copy, thaw, record. With its memory, the runtime has it
+// stand still: record, sync, checkpoint and copy, record. "creating" is the intent of all
 // of it: if nobody works on a creating snapshot, the sweep thaws the source, removes
 // the copy and marks the snapshot failed.
 //
 // A snapshot needs its source only while it is taken. A sandbox made from it needs the
-// snapshot only until its own disk is there. So the only reference to count is a
-// sandbox that is Creating from it.
+// snapshot only until its own disk is there. So the only references to count are a
+// sandbox that is Creating from it, and in memory those who read its files (Use).
 type Snapshots struct {
 	m     *Manager
 	newID func() string
 	max   int // how many are kept
 
+	taken chan struct{} // see Taken
+
 	mu    sync.Mutex
 	going map[string]*copying // by the source's ID; guarded by mu
+	used  map[string]int      // by ID: how many read its files; guarded by mu
+
+	promised map[string]int64 // by the source's ID: bytes of the pool for the memory image that is being written; guarded by mu
 
 	// naming is held while a name that must be unique is looked for and taken.
 	naming sync.Mutex
 }
 
-// copying is a snapshot that is being taken.
+// copying is a snapshot that is being taken, or the memory image of a sandbox that is to hibernate.
 type copying struct {
-	id   string
-	cut  context.CancelCauseFunc // its source is to be deleted
-	done chan struct{}
+	id     string                  // of the snapshot
+	memory bool                    // the runtime works on it, and may hang
+	cut    context.CancelCauseFunc // its source is to be stopped or deleted
+	done   chan struct{}
 }
 
 // takeLimit is how long a copy may take: long enough for some ten gigabytes on
 // a pool that copies bytes.
 const takeLimit = 5 * time.Minute
 
-// hurryLimit is how much longer a copy may take once its sandbox is to be deleted.
-const hurryLimit = 2 * time.Second
+// How much longer a copy may take once its sandbox is to be deleted, and a checkpoint once it is to be
+// stopped.
+const (
+	hurryLimit = 2 * time.Second
+	stopLimit  = 30 * time.Second
+)
 
 // maxSnapshots bounds how many a host keeps: each costs btrfs a qgroup, and all of them
 // are in memory.
@@ -61,33 +74,31 @@ func newSnapshots(m *Manager) *Snapshots {
 		m:     m,
 		max:   maxSnapshots,
 		newID: func() string { return record.NewSnapshotID(m.life.cfg.Instance) },
+		taken: make(chan struct{}, 1),
 		going: map[string]*copying{},
+		used:  map[string]int{},
+
+		promised: map[string]int64{},
 	}
 }
 
 // Snapshots is the part of the Manager that keeps snapshots.
 func (m *Manager) Snapshots() *Snapshots { return m.snapshots }
 
+// Taken receives after snapshots have become ready, once for several. It is for one reader.
+func (s *Snapshots) Taken() <-chan struct{} { return s.taken }
+
 // Create begins a snapshot of a sandbox that runs, is paused or has ended and returns
 // as soon as the intent is durable. The rest happens in the background, even if ctx
 // ends. See Await. For a sandbox in another state, or one that never ran, it fails with
-// errs.WrongState. With unique, it fails with errs.Exists if another snapshot has the
-// name.
-func (s *Snapshots) Create(ctx context.Context, idOrName, name string, unique bool) (record.Snapshot, error) {
-	return s.create(ctx, idOrName, record.Snapshot{Name: name}, unique)
-}
-
-// CreateTemporary is Create for a snapshot without a name that the caller deletes. If the
-// daemon ends first, the next one deletes it.
-func (s *Snapshots) CreateTemporary(ctx context.Context, idOrName string) (record.Snapshot, error) {
-	return s.create(ctx, idOrName, record.Snapshot{Temporary: true}, false)
-}
-
-func (s *Snapshots) create(ctx context.Context, idOrName string, asked record.Snapshot, unique bool) (record.Snapshot, error) {
+// errs.WrongState; so it does with q.Memory for one that does not run. With q.Unique, it fails
+// with errs.Exists if another snapshot has the name; with q.Memory, it fails with
+// errs.Unsupported if the runtime cannot keep memory.
+func (s *Snapshots) Create(ctx context.Context, idOrName string, q record.SnapshotRequest) (record.Snapshot, error) {
 	m := s.m
 	r, err := m.Get(ctx, idOrName)
 	if err == nil && r.State.Beginning() { // not waited for
-		err = snapshottable(&r)
+		err = s.takeable(&r, q)
 	}
 	if err != nil {
 		return record.Snapshot{}, err
@@ -100,8 +111,12 @@ func (s *Snapshots) create(ctx context.Context, idOrName string, asked record.Sn
 		m.tracker.end()
 		return record.Snapshot{}, busy("snapshot", r.ID, err)
 	}
+	room := func() {}
 	if r, err = m.Get(ctx, r.ID); err == nil {
-		err = snapshottable(&r)
+		err = s.takeable(&r, q)
+	}
+	if err == nil && q.Memory {
+		room, err = s.reserve(r.ID)
 	}
 	if err != nil {
 		unlock()
@@ -109,22 +124,15 @@ func (s *Snapshots) create(ctx context.Context, idOrName string, asked record.Sn
 		return record.Snapshot{}, err
 	}
 	// Registered before it is durable: a DELETE in between cuts it short, too.
-	copyCtx, cut := context.WithCancelCause(m.ctx)
-	c := &copying{id: s.newID(), cut: cut, done: make(chan struct{})}
-	s.mu.Lock()
-	s.going[r.ID] = c
-	s.mu.Unlock()
+	id := s.newID()
+	copyCtx, leave := s.enter(m.ctx, r.ID, id, q.Memory)
 	end := func() {
-		s.mu.Lock()
-		delete(s.going, r.ID)
-		s.mu.Unlock()
-		cut(nil)
-		close(c.done)
+		leave()
+		room()
 		unlock()
 		m.tracker.end()
 	}
-	asked.ID = c.id
-	snap, err := s.begin(ctx, &r, asked, unique)
+	snap, err := s.begin(ctx, &r, id, q)
 	if err != nil {
 		end()
 		return record.Snapshot{}, err
@@ -136,21 +144,27 @@ func (s *Snapshots) create(ctx context.Context, idOrName string, asked record.Sn
 	return snap, nil
 }
 
-// snapshottable refuses a sandbox without files that are worth keeping.
-func snapshottable(r *record.Record) error {
+// takeable refuses a sandbox without files, or memory, that can be kept.
+func (s *Snapshots) takeable(r *record.Record, q record.SnapshotRequest) error {
 	switch {
+	case q.Memory && s.m.life.Runtimes[r.Spec.Runtime].Memory == nil:
+		return errs.New(errs.Unsupported, "memory snapshots need runtime runsc, and sandbox %s is on %s; take a snapshot of its files "+
+			"(without --memory)", r.ID, r.Spec.Runtime)
+	case q.Memory && r.State != record.Running:
+		return errs.New(errs.WrongState, "sandbox %s is %s; a snapshot of the memory can be taken of a sandbox that is running", r.ID,
+			r.State)
 	case r.State == record.Ended && r.NeverRan():
 		return errs.New(errs.WrongState, "sandbox %s could not be created, so it has no files to take a snapshot of", r.ID)
-	case r.State == record.Running, r.State == record.Paused, r.State == record.Ended:
+	case r.State == record.Running, r.State == record.Paused, r.State == record.Hibernated, r.State == record.Ended:
 		return nil
 	}
-	return errs.New(errs.WrongState, "sandbox %s is %s; a snapshot can be taken of a sandbox that is running, paused or ended", r.ID,
-		r.State)
+	return errs.New(errs.WrongState, "sandbox %s is %s; a snapshot can be taken of a sandbox that is running, paused, hibernated or "+
+		"ended", r.ID, r.State)
 }
 
-// begin makes the intent durable. snap has what the client asked for, and its ID.
-func (s *Snapshots) begin(ctx context.Context, r *record.Record, snap record.Snapshot, unique bool) (record.Snapshot, error) {
-	if unique {
+// begin makes the intent durable.
+func (s *Snapshots) begin(ctx context.Context, r *record.Record, id string, q record.SnapshotRequest) (snap record.Snapshot, err error) {
+	if q.Unique {
 		s.naming.Lock()
 		defer s.naming.Unlock()
 	}
@@ -159,9 +173,9 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, snap record.Sna
 		return record.Snapshot{}, fmt.Errorf("snapshot %s: %w", r.ID, err)
 	}
 	for _, other := range list {
-		if unique && other.Name == snap.Name {
+		if q.Unique && other.Name == q.Name {
 			return record.Snapshot{}, errs.Wire(errs.New(errs.Exists, "snapshot %s has the name %q; choose another name, or remove that "+
-				"snapshot (`sandboxctl snapshot rm %s`)", other.ID, snap.Name, other.ID), "SNAPSHOT::ALREADY_EXISTS")
+				"snapshot (`sandboxctl snapshot rm %s`)", other.ID, q.Name, other.ID), "SNAPSHOT::ALREADY_EXISTS")
 		}
 	}
 	list = slices.DeleteFunc(list, func(s record.Snapshot) bool { return s.State == record.SnapshotFailed }) // these have no files
@@ -169,9 +183,14 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, snap record.Sna
 		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has its maximum of %s; delete some (`sandboxctl snapshot "+
 			"rm`)", errs.Count(s.max, "snapshot", "snapshots"))
 	}
-	snap.Source, snap.State, snap.Image, snap.Security = r.ID, record.SnapshotCreating, r.Spec.Image, r.Spec.Level()
-	snap.Created = now()
-	snap.Changed = snap.Created
+	at := now()
+	snap = record.Snapshot{
+		ID: id, Name: q.Name, Temporary: q.Temporary, Source: r.ID, State: record.SnapshotCreating, Image: r.Spec.Image,
+		Security: r.Spec.Level(), Created: at, Changed: at,
+	}
+	if q.Memory {
+		snap.Memory = &record.Memory{Spec: r.Spec, Token: r.Token}
+	}
 	if err := s.put(ctx, snap); err != nil {
 		// A record that was written despite the error would come back as a failed
 		// snapshot that no client requested.
@@ -187,8 +206,8 @@ func (s *Snapshots) take(ctx context.Context, r *record.Record, snap *record.Sna
 	if err == nil {
 		err = s.set(ctx, snap, record.SnapshotReady, "")
 	} else if !errors.Is(err, errFrozen) {
-		if errors.Is(context.Cause(ctx), errDeleted) {
-			err = errors.Join(errs.New(errs.WrongState, "its sandbox was deleted meanwhile"), err)
+		if cause := context.Cause(ctx); errors.Is(cause, errDeleted) || errors.Is(cause, errStopped) {
+			err = errors.Join(errs.New(errs.WrongState, "meanwhile %v", cause), err)
 		}
 		err = errors.Join(err, s.fail(ctx, snap, snapshotText(err)))
 	}
@@ -201,6 +220,10 @@ func (s *Snapshots) take(ctx context.Context, r *record.Record, snap *record.Sna
 		return
 	}
 	s.m.life.cfg.Log.InfoContext(ctx, "snapshot", args...)
+	select {
+	case s.taken <- struct{}{}:
+	default: // one is enough
+	}
 }
 
 // errFrozen says that a sandbox could not be thawed. Its snapshot stays creating, so
@@ -212,17 +235,22 @@ var errFrozen = errors.New("the sandbox could not be thawed; the sweep tries aga
 func (s *Snapshots) copy(ctx context.Context, r *record.Record, snap *record.Snapshot) (stood time.Duration, err error) {
 	l := &s.m.life
 	take := func() error {
-		return within(ctx, takeLimit, "snapshot:take", func(ctx context.Context) error { return l.Frozen.TakeSnapshot(ctx, snap.ID, r.ID) })
+		return table.Within(ctx, takeLimit, "snapshot:take", func(ctx context.Context) error {
+			return l.Frozen.TakeSnapshot(ctx, snap.ID, r.ID)
+		})
 	}
-	if r.State != record.Running {
-		err = take()
-	} else {
+	switch {
+	case snap.Memory != nil:
+		stood, err = s.checkpoint(ctx, r, snap, take)
+	case r.State == record.Running:
 		stood, err = s.standstill(ctx, r.ID, take)
+	default:
+		err = take()
 	}
 	if err != nil {
 		return stood, err
 	}
-	return stood, within(ctx, takeLimit, "snapshot:finish", func(ctx context.Context) (err error) {
+	return stood, table.Within(ctx, takeLimit, "snapshot:finish", func(ctx context.Context) (err error) {
 		snap.Bytes, err = l.Frozen.FinishSnapshot(ctx, snap.ID, r.ID)
 		return err
 	})
@@ -232,7 +260,7 @@ func (s *Snapshots) copy(ctx context.Context, r *record.Record, snap *record.Sna
 // dirty data before, so that the freeze is short.
 func (s *Snapshots) standstill(ctx context.Context, id string, f func() error) (stood time.Duration, err error) {
 	l := &s.m.life
-	if err := within(ctx, takeLimit, "snapshot:prepare", l.Frozen.PrepareSnapshot); err != nil {
+	if err := table.Within(ctx, takeLimit, "snapshot:prepare", l.Frozen.PrepareSnapshot); err != nil {
 		return 0, err
 	}
 	start := time.Now()
@@ -246,18 +274,83 @@ func (s *Snapshots) standstill(ctx context.Context, id string, f func() error) (
 	return time.Since(start), err
 }
 
-func (s *Snapshots) thaw(ctx context.Context, id string) error {
-	return bounded(ctx, freezeLimit, "snapshot:thaw", func(ctx context.Context) error { return s.m.life.Cgroups.Thaw(ctx, id) })
+// checkpoint keeps the memory of a running sandbox, and runs f while the sandbox stands still
+// for that. It goes on also if this daemon dies: the runtime sees to it.
+func (s *Snapshots) checkpoint(ctx context.Context, r *record.Record, snap *record.Snapshot, f func() error) (
+	stood time.Duration, err error,
+) {
+	l := &s.m.life
+	memory := l.Runtimes[r.Spec.Runtime].Memory
+	if snap.Memory.Needs, err = memory.Needs(r.ID); err != nil {
+		return 0, err
+	}
+	if err := table.Within(ctx, takeLimit, "snapshot:prepare", l.Frozen.PrepareSnapshot); err != nil {
+		return 0, err
+	}
+	dir, err := l.Frozen.MakeMemory(ctx, snap.ID)
+	if err != nil {
+		return 0, err
+	}
+	narrow, err := s.widen(ctx, r)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.discard(ctx, snap.ID)) // its pages, which nobody has written out, go with it
+		}
+		narrow()
+	}()
+	start := time.Now()
+	err = table.Within(ctx, takeLimit, "snapshot:checkpoint", func(ctx context.Context) error {
+		return memory.Checkpoint(ctx, r.ID, dir, f)
+	})
+	stood = time.Since(start)
+	if err != nil {
+		return stood, err
+	}
+	return stood, table.Within(ctx, takeLimit, "snapshot:memory", func(ctx context.Context) (err error) {
+		snap.Memory.Files, err = l.Frozen.FinishMemory(ctx, snap.ID)
+		return err
+	})
 }
 
-// within is bounded for calls that the end of ctx cuts short.
-func within(ctx context.Context, limit time.Duration, name string, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errTooLong)
-	defer cancel()
-	if err := pass(name, func() error { return f(ctx) }); err != nil {
-		return errors.Join(fmt.Errorf("%s: %w", name, err), context.Cause(ctx))
+// widen lets a sandbox use more memory and more CPU time while its image is written: the pages of
+// the image, in the kernel's cache, count as memory of the process that writes them, and it must
+// not be killed if the kernel cannot free them fast enough; with little CPU time its guest would
+// stand still for longer. If this daemon dies, or the kernel refuses to narrow it again, the sweep
+// writes the limits that the record says.
+func (s *Snapshots) widen(ctx context.Context, r *record.Record) (narrow func(), err error) {
+	l := &s.m.life
+	limits := cgroupLimits(l.Deps, r)
+	if limits.MemoryBytes == 0 {
+		return func() {}, nil
 	}
-	return nil
+	held, err := l.Cgroups.MemoryHeld(r.ID)
+	if err != nil {
+		return nil, err
+	}
+	limit := func(limits CgroupLimits, millis int64) error {
+		return bounded(ctx, stepLimit, "snapshot:limit", func(ctx context.Context) error {
+			return errors.Join(l.Cgroups.Limit(ctx, r.ID, limits), l.Cgroups.LimitCPU(ctx, r.ID, millis))
+		})
+	}
+	wide, millis := limits, r.Spec.CPUMillis
+	wide.MemoryBytes += held + limits.HeadroomBytes
+	if millis > 0 {
+		millis = max(millis, memoryMillis)
+	}
+	s.m.tracker.setLimited(r.ID, false)
+	return func() {
+		if err := limit(limits, r.Spec.CPUMillis); err != nil {
+			l.cfg.Log.WarnContext(ctx, "cannot limit a sandbox again after a memory snapshot; the sweep tries again", "sandbox",
+				r.ID, "err", err)
+		}
+	}, limit(wide, millis)
+}
+
+func (s *Snapshots) thaw(ctx context.Context, id string) error {
+	return bounded(ctx, freezeLimit, "snapshot:thaw", func(ctx context.Context) error { return s.m.life.Cgroups.Thaw(ctx, id) })
 }
 
 // snapshotText is why a snapshot failed, as far as a client may know.
@@ -265,7 +358,10 @@ func snapshotText(err error) string {
 	if e, ok := errors.AsType[*errs.Error](err); ok {
 		return e.Text
 	}
-	return "the files could not be copied; the daemon's log says why"
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return "the storage pool is full: delete sandboxes or snapshots, or make pool_size larger"
+	}
+	return "the sandbox could not be copied; the daemon's log says why"
 }
 
 // fail removes an unfinished snapshot and keeps in its record why it failed.
@@ -301,17 +397,6 @@ func (s *Snapshots) forget(ctx context.Context, id string) error {
 	return bounded(ctx, storeLimit, "store:snapshot:forget", func(ctx context.Context) error {
 		return s.m.life.Store.DeleteSnapshotRecord(ctx, id)
 	})
-}
-
-// hurry bounds the snapshot of a sandbox that is to be deleted. The snapshot was
-// accepted, so it is still taken if that needs only a moment, as on a pool that does
-// not copy.
-func (s *Snapshots) hurry(source string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c := s.going[source]; c != nil {
-		time.AfterFunc(hurryLimit, func() { c.cut(errDeleted) }) // does nothing once the snapshot is done
-	}
 }
 
 // Await returns a snapshot once it is no longer being taken. When ctx ends

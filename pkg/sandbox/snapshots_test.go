@@ -16,7 +16,7 @@ import (
 
 func mustSnapshot(t *testing.T, m *Manager, sandbox, name string) record.Snapshot {
 	t.Helper()
-	s, err := m.Snapshots().Create(t.Context(), sandbox, name, false)
+	s, err := m.Snapshots().Create(t.Context(), sandbox, record.SnapshotRequest{Name: name})
 	if err != nil || s.State != record.SnapshotCreating {
 		t.Fatalf("snapshot: %v, state %q", err, s.State)
 	}
@@ -86,7 +86,7 @@ func TestSnapshotOfEveryState(t *testing.T) {
 func TestSnapshotRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		ctx := t.Context()
-		snapshot := func(id string) error { _, err := m.Snapshots().Create(ctx, id, "", false); return err }
+		snapshot := func(id string) error { _, err := m.Snapshots().Create(ctx, id, record.SnapshotRequest{}); return err }
 		wantCode(t, snapshot("nobody"), errs.NotFound)
 		open := h.gate("agent.Ready " + first)
 		if _, err := m.Create(ctx, spec()); err != nil {
@@ -119,7 +119,7 @@ func TestSnapshotInUse(t *testing.T) {
 		ctx := t.Context()
 		mustCreate(t, m, spec())
 		open := h.gate("snapshot.make snap-" + first)
-		s, err := m.Snapshots().Create(ctx, first, "one", false)
+		s, err := m.Snapshots().Create(ctx, first, record.SnapshotRequest{Name: "one"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,7 +182,7 @@ func TestSnapshotName(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, id := range sources {
 			wg.Go(func() {
-				_, err := m.Snapshots().Create(ctx, id, "before", true)
+				_, err := m.Snapshots().Create(ctx, id, record.SnapshotRequest{Name: "before", Unique: true})
 				switch {
 				case err == nil:
 					taken.Add(1)
@@ -198,12 +198,12 @@ func TestSnapshotName(t *testing.T) {
 		if taken.Load() != 1 || refused.Load() != 3 {
 			t.Errorf("%d have the name, %d were refused", taken.Load(), refused.Load())
 		}
-		_, err := m.Snapshots().Create(ctx, sources[0], "before", true)
+		_, err := m.Snapshots().Create(ctx, sources[0], record.SnapshotRequest{Name: "before", Unique: true})
 		wantWire(t, err, errs.Exists, "SNAPSHOT::ALREADY_EXISTS")
 		if err := m.Snapshots().Delete(ctx, "before"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := m.Snapshots().Create(ctx, sources[0], "before", true); err != nil {
+		if _, err := m.Snapshots().Create(ctx, sources[0], record.SnapshotRequest{Name: "before", Unique: true}); err != nil {
 			t.Errorf("once it is free: %v", err)
 		}
 		synctest.Wait()
@@ -215,7 +215,7 @@ func TestSnapshotOfWhatIsDeleted(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		mustCreate(t, m, spec())
 		h.gate("snapshot.make snap-" + first) // never opened
-		s, err := m.Snapshots().Create(t.Context(), first, "", false)
+		s, err := m.Snapshots().Create(t.Context(), first, record.SnapshotRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -240,7 +240,7 @@ func TestTemporarySnapshot(t *testing.T) {
 		h := newHost()
 		m, _ := h.boot(t)
 		mustCreate(t, m, spec())
-		temporary, err := m.Snapshots().CreateTemporary(t.Context(), first)
+		temporary, err := m.Snapshots().Create(t.Context(), first, record.SnapshotRequest{Temporary: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,6 +252,11 @@ func TestTemporarySnapshot(t *testing.T) {
 		}
 		if s, err := m.Snapshots().Get(t.Context(), temporary.ID); err != nil || s.State != record.SnapshotReady {
 			t.Errorf("after a sweep: %+v, %v", s, err)
+		}
+		for i, state := range []record.SnapshotState{record.SnapshotCreating, record.SnapshotFailed, record.SnapshotDeleting} {
+			half := temporary // as a daemon that died left it
+			half.ID, half.State = fmt.Sprintf("snap-d%sa", strings.Repeat(string(rune('b'+i)), 10)), state
+			h.snapshots[half.ID] = half
 		}
 		m, d := reincarnate(t, h, m)
 		if all, err := m.Snapshots().List(t.Context()); err != nil || len(all) != 1 || all[0].ID != kept.ID {
@@ -268,7 +273,7 @@ func TestSnapshotBeforeDelete(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		mustCreate(t, m, spec())
 		open := h.gate("snapshot.make snap-" + first)
-		s, err := m.Snapshots().Create(t.Context(), first, "", false)
+		s, err := m.Snapshots().Create(t.Context(), first, record.SnapshotRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -293,8 +298,8 @@ func TestSnapshotOfWhatIsDeletedAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		mustCreate(t, m, spec())
 		open := h.gate("store.PutSnapshot creating snap-" + first)
-		h.gate("snapshot.make snap-" + first)                  // never opened
-		go m.Snapshots().Create(t.Context(), first, "", false) //nolint:errcheck // looked at below
+		h.gate("snapshot.make snap-" + first)                                 // never opened
+		go m.Snapshots().Create(t.Context(), first, record.SnapshotRequest{}) //nolint:errcheck // looked at below
 		synctest.Wait()
 		deleted := make(chan error)
 		go func() { deleted <- m.Delete(t.Context(), first) }()
@@ -319,7 +324,7 @@ func TestSnapshotThawsLater(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		mustCreate(t, m, spec())
 		h.fault = fault{call: "frozen.unmake " + first + " #1", mode: errBefore}
-		s, err := m.Snapshots().Create(t.Context(), first, "", false)
+		s, err := m.Snapshots().Create(t.Context(), first, record.SnapshotRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -347,7 +352,7 @@ func TestFailedSnapshotsGo(t *testing.T) {
 			h.snapshots[id] = record.Snapshot{ID: id, State: record.SnapshotFailed, Message: "why", Changed: now()}
 		}
 		s := mustSnapshot(t, m, r.ID, "")
-		if _, err := m.Snapshots().Create(t.Context(), r.ID, "", false); !errs.Is(err, errs.Exhausted) {
+		if _, err := m.Snapshots().Create(t.Context(), r.ID, record.SnapshotRequest{}); !errs.Is(err, errs.Exhausted) {
 			t.Errorf("beyond the limit: %v", err)
 		}
 		time.Sleep(30 * time.Minute)
@@ -386,4 +391,108 @@ func TestSnapshotStrays(t *testing.T) {
 		}
 		stop(t, m)
 	})
+}
+
+// Whoever reads the files of a snapshot keeps it; many may, and others may do what they do.
+func TestSnapshotUse(t *testing.T) {
+	bubble(t, func(t *testing.T, _ *host, m *Manager) {
+		ctx := t.Context()
+		mustCreate(t, m, spec())
+		s := mustSnapshot(t, m, first, "one")
+		select {
+		case <-m.Snapshots().Taken():
+		default:
+			t.Error("nobody is told that it was taken")
+		}
+		_, one, err := m.Snapshots().Use(ctx, "one", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, two, err := m.Snapshots().Use(ctx, s.ID, "")
+		if err != nil || got.ID != s.ID || !m.Snapshots().InUse(s.ID) {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		one()
+		one() // twice is once
+		wantWire(t, m.Snapshots().Delete(ctx, s.ID), errs.WrongState, "SNAPSHOT::DELETE_CONFLICT")
+		mustCreate(t, m, record.Spec{Runtime: "runc", Snapshot: s.ID})
+		two()
+		// Two deletes at once: one removes it, and the other finds nothing.
+		var gone, missed atomic.Int32
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				switch err := m.Snapshots().Delete(ctx, s.ID); {
+				case err == nil:
+					gone.Add(1)
+				case errs.Is(err, errs.NotFound):
+					missed.Add(1)
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if gone.Load() != 1 || missed.Load() != 1 || m.Snapshots().InUse(s.ID) {
+			t.Errorf("%d deletes removed it, %d found nothing", gone.Load(), missed.Load())
+		}
+		_, _, err = m.Snapshots().Use(ctx, s.ID, "")
+		wantCode(t, err, errs.NotFound)
+	})
+}
+
+// Only what has ended, and stays so, is pruned.
+func TestDeleteEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, _ := h.boot(t)
+		running := mustCreate(t, m, spec())
+		again := mustCreate(t, m, restartable(record.RestartAlways))
+		ended := mustCreate(t, m, spec())
+		for _, id := range []string{again.ID, ended.ID} {
+			h.exit(id, Obituary{ExitCode: 3})
+		}
+		synctest.Wait()
+		for _, c := range []struct {
+			id   string
+			want bool
+		}{{running.ID, false}, {again.ID, false}, {ended.ID, true}, {ended.ID, false}, {"dzzzzzzzzzzz", false}} {
+			if gone, err := DeleteEnded(t.Context(), m, c.id); err != nil || gone != c.want {
+				t.Errorf("%s: %v, %v", c.id, gone, err)
+			}
+		}
+		if left, err := m.List(t.Context()); err != nil || len(left) != 2 {
+			t.Errorf("%d are left, %v", len(left), err)
+		}
+		stop(t, m)
+		m, _ = h.boot(t, func(c *Config) { c.NoSweep = "another store" })
+		_, err := DeleteEnded(t.Context(), m, again.ID)
+		wantCode(t, err, errs.WrongState)
+		stop(t, m)
+	})
+}
+
+// When the disk is full in the middle of a snapshot, its sandbox runs on, and nothing is left
+// but the record that says so. TestFullPool, in pkg/snapshot, fills real pools.
+func TestSnapshotOnFullDisk(t *testing.T) {
+	for _, step := range []string{"snapshot.make", "snapshot.Finish"} {
+		for _, how := range []mode{errBefore, errAfter} {
+			bubble(t, func(t *testing.T, h *host, m *Manager) {
+				mustCreate(t, m, spec())
+				h.fault = fault{call: step + " snap-" + first + " #1", mode: how}
+				s, err := m.Snapshots().Create(t.Context(), first, record.SnapshotRequest{Name: ""})
+				if err == nil {
+					s, err = m.Snapshots().Await(t.Context(), s.ID)
+				}
+				if err != nil || s.State != record.SnapshotFailed || s.Message == "" || h.has("snapshot/"+s.ID) {
+					t.Errorf("%s: %+v, %v, on the pool %v", step, s, err, h.has("snapshot/"+s.ID))
+				}
+				if r, err := m.Get(t.Context(), first); err != nil || r.State != record.Running || h.has("frozen/"+first) {
+					t.Errorf("%s: its sandbox is %s, frozen %v, %v", step, r.State, h.has("frozen/"+first), err)
+				}
+				h.fault = fault{}
+				mustSnapshot(t, m, first, "")
+			})
+		}
+	}
 }

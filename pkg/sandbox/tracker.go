@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/sandboxd/sandboxd/internal/pidfd"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // A tracker holds what a Manager knows in memory only: the operations that go on,
@@ -30,7 +31,7 @@ type handle struct {
 	creation context.Context
 	abort    context.CancelCauseFunc
 	settled  chan struct{} // closed when the creation has ended, either way
-	steps    []Step        // of the creation; written before settled is closed
+	steps    []table.Step  // of the creation; written before settled is closed
 
 	queued bool // it waits for its turn and its lock is free; guarded by tracker.mu
 	// limited: a sweep has made its limits hold, and they did not change since. It is

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // tellLimit bounds how long the daemon tries to give an agent the new limits: they hold
@@ -82,7 +84,7 @@ func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, lim
 		return errors.Join(err, l.put(ctx, old), hold(&old))
 	}
 	*r = next
-	l.bus.publish(EventUpdated, r)
+	l.bus.Publish(events.Updated, r)
 	if limits && r.State == record.Running {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellLimit)
 		defer cancel()
@@ -133,8 +135,8 @@ func (l *life) registerAgain(ctx context.Context, r *record.Record) error {
 
 // register gives the egress the policy of the record.
 func (l *life) register(ctx context.Context, r *record.Record) error {
-	i := slices.IndexFunc(l.rows, func(row resource) bool { return row.name == "egress" })
-	_, err := step(context.WithoutCancel(ctx), "up:", l.rows[i], l.rows[i].up, r)
+	i := slices.IndexFunc(l.rows, func(row table.Row) bool { return row.Name == "egress" })
+	_, err := table.Do(context.WithoutCancel(ctx), "up:", l.rows[i], l.rows[i].Up, r)
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -20,7 +21,7 @@ func raise(l *record.Terms) error {
 func TestUpdate(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		r := mustCreate(t, m, spec())
-		events := m.Subscribe(t.Context())
+		news := m.Subscribe(t.Context())
 		got, err := m.Update(t.Context(), r.ID, raise)
 		if err != nil || got.Spec.MemoryBytes != 128<<20 || got.Updated.IsZero() {
 			t.Fatalf("%+v, %v", got, err)
@@ -30,7 +31,7 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("the host has %+v, cpu %d, disk %d", l, h.cpu[r.ID], h.diskLimit[r.ID])
 		}
 		synctest.Wait()
-		if e := <-events; e.Type != EventUpdated || e.ID != r.ID {
+		if e := <-news; e.Type != events.Updated || e.ID != r.ID {
 			t.Errorf("event %+v", e)
 		}
 		calls := len(h.calls)
@@ -193,13 +194,13 @@ func TestExpiredIsTold(t *testing.T) {
 		s := spec()
 		s.Timeout = time.Second
 		r := mustCreate(t, m, s)
-		events := m.Subscribe(t.Context())
+		news := m.Subscribe(t.Context())
 		time.Sleep(time.Second)
 		if err := m.Expire(t.Context(), r.ID); err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"deleting", EventDeleted} {
-			if e := <-events; e.Type != want || e.Reason != string(record.Expired) {
+		for _, want := range []string{"deleting", events.Deleted} {
+			if e := <-news; e.Type != want || e.Reason != string(record.Expired) {
 				t.Errorf("event %+v, want %s for expired", e, want)
 			}
 		}
@@ -217,7 +218,7 @@ func TestUpdateNetwork(t *testing.T) {
 			c.Network, c.NetworkPolicy = record.Network{Mode: record.NetworkOpen}, []byte(`{"defaultAction":"allow"}`)
 			return nil
 		}
-		events := m.Subscribe(t.Context())
+		news := m.Subscribe(t.Context())
 		got, err := m.Update(t.Context(), r.ID, open)
 		if err != nil || got.Spec.Network.Mode != record.NetworkOpen || !got.Updated.IsZero() {
 			t.Fatalf("%+v, %v", got, err)
@@ -225,7 +226,7 @@ func TestUpdateNetwork(t *testing.T) {
 		if d.registered[r.ID].Mode != record.NetworkOpen {
 			t.Errorf("the egress knows %+v", d.registered[r.ID])
 		}
-		if e := <-events; e.Type != EventUpdated {
+		if e := <-news; e.Type != events.Updated {
 			t.Errorf("event %+v", e)
 		}
 		before := len(h.calls)

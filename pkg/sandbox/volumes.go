@@ -9,6 +9,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // Volumes keeps named volumes: directories on the pool that any number of
@@ -220,13 +221,13 @@ func (m *Manager) checkVolumes(ctx context.Context, s *record.Spec) error {
 }
 
 // volumesRow is the row of volumes; owner and uids are those of the row rootfs.
-func volumesRow(d Deps, owner func(*record.Record) bool, uids func(*record.Record) uint32) resource {
-	return resource{
-		name: "volumes", after: []string{"rootfs"}, limit: takeLimit, // files of the image are copied into a new volume
-		wanted: func(r *record.Record) bool { return len(r.Spec.Volumes) > 0 },
-		up:     func(ctx context.Context, r *record.Record) error { return attachVolumes(ctx, d, r, owner(r), uids(r)) },
-		down:   func(ctx context.Context, r *record.Record) error { return d.Volumes.DetachVolumes(ctx, r.ID) },
-		held:   func(ctx context.Context) ([]string, error) { return d.Volumes.ListAttached(ctx) },
+func volumesRow(d Deps, owner func(*record.Record) bool, uids func(*record.Record) uint32) table.Row {
+	return table.Row{
+		Name: "volumes", After: []string{"rootfs"}, Limit: takeLimit, // files of the image are copied into a new volume
+		Wanted: func(r *record.Record) bool { return len(r.Spec.Volumes) > 0 },
+		Up:     func(ctx context.Context, r *record.Record) error { return attachVolumes(ctx, d, r, owner(r), uids(r)) },
+		Down:   func(ctx context.Context, r *record.Record) error { return d.Volumes.DetachVolumes(ctx, r.ID) },
+		Held:   func(ctx context.Context) ([]string, error) { return d.Volumes.ListAttached(ctx) },
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/pidfd"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
 // watch starts an observer that notices when the last process of a running sandbox
@@ -30,6 +31,30 @@ func (m *Manager) watch(h *handle, runtime string) {
 			main.Close()
 		}
 	})
+}
+
+// errDied is why nobody waits any longer for the agent of a dead sandbox.
+var errDied = errors.New("its processes ended before its agent answered")
+
+// awaitAgent asks the agent, and waits until it answers, the sandbox is dead, or ctx ends.
+func awaitAgent(ctx context.Context, d Deps, r *record.Record, ask func(context.Context, *record.Record) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	gone, err := d.Cgroups.Watch(ctx, r.ID)
+	if err != nil {
+		return fmt.Errorf("watch: %w", err)
+	}
+	go func() {
+		<-gone // also when ctx ends; then this cancels nothing
+		cancel(errDied)
+	}()
+	if err := ask(ctx, r); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return errors.Join(cause, err)
+		}
+		return err
+	}
+	return nil
 }
 
 // mainProcess opens the process with which a sandbox ends. It returns nil if there is
@@ -182,7 +207,7 @@ func (l *life) kill(ctx context.Context, id string, limit time.Duration) error {
 // error is ErrLingering: the kernel removes links late.
 func (l *life) gone(ctx context.Context, id string) error {
 	err := bounded(ctx, l.patience(id, goneLimit), "gone", func(ctx context.Context) error { return l.Network.Gone(ctx, id) })
-	if errors.Is(err, errTooLong) {
+	if errors.Is(err, table.ErrTooLong) {
 		err = fmt.Errorf("%w: %w", ErrLingering, err)
 		l.note(id, err)
 	}

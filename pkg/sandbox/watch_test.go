@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -26,10 +27,10 @@ func TestLingering(t *testing.T) {
 		watched := func(c *Config) {
 			c.Log = slog.New(log)
 			c.OnOperation = func(o Operation) { mu.Lock(); ops = append(ops, o.Name+" "+o.Outcome); mu.Unlock() }
-			c.OnEvent = func(e Event) {
+			c.OnEvent = func(e events.Event) {
 				mu.Lock()
 				defer mu.Unlock()
-				if e.Type == EventDeleted {
+				if e.Type == events.Deleted {
 					deleted = append(deleted, e.ID)
 				}
 			}

@@ -5,6 +5,7 @@
 //	                                             │                     │
 //	row egress, also after a kill ── Inspection ◀┘ ◀───────────────────┘
 //	row bundle, at a start        ── Authority: made, or renewed, and durable before it is used
+//	row vault, of a copy          ── Copy: the vault of its source, sealed anew, durable
 //
 // A change is durable before it is applied. If the daemon is killed in between, the next one
 // registers its sandboxes with what is durable. If Apply fails, the change stays too, and the

@@ -191,16 +191,24 @@ func (k *Keeper) CheckPolicy(r *record.Record, n record.Network) error {
 	if err != nil {
 		return err
 	}
-	next, err := k.allows(n)
+	missing, err := k.lost(v, r.Spec.Network, n)
 	if err != nil {
 		return err
 	}
-	now, err := k.allows(r.Spec.Network)
-	if err != nil { // the record is of another sandboxd; n may be to mend that
-		now = func(string, uint16) bool { return true }
+	return uncovered(missing, "allow it, or change the credential vault first")
+}
+
+// lost are the hosts of a vault that the policy now allows and the policy next does not.
+func (k *Keeper) lost(v *vault.Vault, now, next record.Network) ([]vault.Uncovered, error) {
+	will, err := k.allows(next)
+	if err != nil {
+		return nil, err
 	}
-	return uncovered(v.Uncovered(func(host string, port uint16) bool { return next(host, port) || !now(host, port) }),
-		"allow it, or change the credential vault first")
+	does, err := k.allows(now)
+	if err != nil { // the record is of another sandboxd; next may be to mend that
+		does = func(string, uint16) bool { return true }
+	}
+	return v.Uncovered(func(host string, port uint16) bool { return will(host, port) || !does(host, port) }), nil
 }
 
 // covered fails if a policy does not allow a host of a binding that the change which made v has

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -16,7 +17,10 @@ import (
 
 // Snapshots are frozen disks: copies, each of one disk at one moment, that nobody
 // changes. A disk that was made from a snapshot does not need it afterwards.
-type Snapshots struct{ pool *Pool }
+type Snapshots struct {
+	pool  *Pool
+	whole known
+}
 
 // snapshotDir is the directory of a snapshot, whether it is there or not.
 func (p *Pool) snapshotDir(snap string) (string, error) {
@@ -74,6 +78,19 @@ func (s *Snapshots) FinishSnapshot(ctx context.Context, snap, id string) (bytes 
 	return bytes, nil
 }
 
+// SyncDisk makes the disk of id, which must not change meanwhile, survive a crash of the host, also
+// while it is mounted volatile. See [Mounts.Keep].
+func (s *Snapshots) SyncDisk(ctx context.Context, id string) error {
+	disk, err := s.pool.diskDir(id)
+	if err != nil {
+		return err
+	}
+	if err := s.pool.driver.Sync(ctx, disk); err != nil {
+		return poolFull(fmt.Errorf("sync disk %s: %w", id, err))
+	}
+	return nil
+}
+
 // PackSnapshot writes the files of a snapshot, without the layers below them, as the tar of
 // a layer. See layer.Pack.
 func (s *Snapshots) PackSnapshot(ctx context.Context, snap string, hide func(path string) bool, w io.Writer) error {
@@ -87,26 +104,28 @@ func (s *Snapshots) PackSnapshot(ctx context.Context, snap string, hide func(pat
 	return nil
 }
 
-// DeleteSnapshot removes a snapshot, also half of one; absent is fine. The
-// space comes back soon after.
-func (s *Snapshots) DeleteSnapshot(_ context.Context, snap string) error {
+// DeleteSnapshot removes a snapshot, and its memory image, also half of one; absent is fine.
+// The space comes back soon after.
+func (s *Snapshots) DeleteSnapshot(ctx context.Context, snap string) error {
 	dir, err := s.pool.snapshotDir(snap)
 	if err != nil {
 		return err
 	}
-	if err := s.pool.destroyLater(dir, s.move(dir, s.pool.trashPath(snap))); err != nil {
+	err = errors.Join(s.DeleteMemory(ctx, snap), s.pool.destroyLater(dir, s.move(dir, s.pool.trashPath(snap))))
+	if err != nil {
 		return fmt.Errorf("delete snapshot %s: %w", snap, err)
 	}
 	return nil
 }
 
-// MoveStraySnapshot is MoveStray for a snapshot.
-func (s *Snapshots) MoveStraySnapshot(_ context.Context, snap string) error {
+// MoveStraySnapshot is MoveStray for a snapshot. Its memory image is removed: without the
+// record nobody can restore it.
+func (s *Snapshots) MoveStraySnapshot(ctx context.Context, snap string) error {
 	dir, err := s.pool.snapshotDir(snap)
 	if err != nil {
 		return err
 	}
-	if err := s.move(dir, s.pool.lostPath(snap)); err != nil {
+	if err := errors.Join(s.DeleteMemory(ctx, snap), s.move(dir, s.pool.lostPath(snap))); err != nil {
 		return fmt.Errorf("move stray snapshot %s: %w", snap, err)
 	}
 	return nil
@@ -127,8 +146,11 @@ func (s *Snapshots) move(from, to string) error {
 // ListSnapshots returns the ids that have a snapshot, or half of one.
 func (s *Snapshots) ListSnapshots(context.Context) ([]string, error) {
 	ids, err := s.pool.ids(record.IsSnapshotID)
-	if err != nil {
+	memories, merr := s.pool.memories(record.IsSnapshotID)
+	if err := errors.Join(err, merr); err != nil {
 		return nil, fmt.Errorf("list snapshots: %w", err)
 	}
-	return ids, nil
+	ids = append(ids, memories...)
+	slices.Sort(ids)
+	return slices.Compact(ids), nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
@@ -223,6 +224,30 @@ func clearVolatile(disk string, volatile bool) error {
 	}
 	if err := unix.Lsetxattr(disk, bootAttr, []byte(boot), 0); err != nil {
 		return &os.PathError{Op: "setxattr", Path: disk, Err: err}
+	}
+	return nil
+}
+
+// Keep has the disk of id survive a crash of the host, although it was last mounted volatile. It is
+// unmounted, and was synced when it last changed. Without a disk, and for another one, it does nothing.
+func (m *Mounts) Keep(ctx context.Context, id string) error {
+	disk, err := m.pool.diskDir(id)
+	if err != nil {
+		return err
+	}
+	marked, err := tree.Exists(filepath.Join(disk, "w/work/incompat/volatile"))
+	if err != nil || !marked {
+		return err
+	}
+	if err := m.awaitRelease(ctx, id); err != nil {
+		return fmt.Errorf("keep disk %s: %w", id, err)
+	}
+	err = tree.Remove(filepath.Join(disk, "w/work"))
+	if err == nil {
+		err = durable.SyncDir(filepath.Join(disk, "w"))
+	}
+	if err != nil {
+		return fmt.Errorf("keep disk %s: %w", id, err)
 	}
 	return nil
 }

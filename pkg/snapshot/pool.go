@@ -44,7 +44,7 @@ func openPool(ctx context.Context, d pool.Driver, dir, layers string, bg *sync.W
 // prepare makes the directories and files of a pool that are no disks, snapshots or
 // volumes.
 func (p *Pool) prepare() (err error) {
-	for _, d := range []string{pool.LostDir, pool.TrashDir} {
+	for _, d := range []string{pool.LostDir, pool.TrashDir, pool.MemoryDir} {
 		if err := os.Mkdir(filepath.Join(p.dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}

@@ -5,6 +5,7 @@
 //	<state>/pool.img         a btrfs, allocated in full, mounted by loop at ... (one kind of pool)
 //	<state>/pool/<id>        ... a disk: the upper u and the work directory w
 //	<state>/pool/snap-<id>   ... a snapshot: a disk that nobody changes
+//	<state>/pool/memory/snap-<id>  ... its memory image, if it has one
 //	<state>/pool/vol-<id>    ... a named volume, with its files in d
 //	<state>/pool/id          random name of the pool; the store of records keeps it too
 //	<state>/pool/lost+found  disks and snapshots without an owner, for 24 h

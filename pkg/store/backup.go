@@ -87,6 +87,7 @@ func Examine(path string) (f Facts, err error) {
 			}),
 			each(tx, bucketVolumes, func(k, v []byte) error { return readVolume(string(k), v, &record.Volume{}) }),
 			each(tx, bucketPolicies, func(k, v []byte) error { return readPolicy(string(k), v, &record.Policy{}) }),
+			each(tx, bucketPools, func(k, v []byte) error { return readPool(string(k), v, &record.Pool{}) }),
 			each(tx, bucketSecrets, f.addSecret),
 			each(tx, bucketBoxes, func(_, v []byte) error {
 				var r record.Record

@@ -47,6 +47,7 @@ func contents(t testing.TB, db *DB) string {
 // withRecords are the buckets whose values are records.
 var withRecords = [][]byte{
 	bucketBoxes, bucketImages, bucketSnapshots, bucketRequests, bucketKeys, bucketVolumes, bucketPolicies, bucketSecrets,
+	bucketPools,
 }
 
 // fullest is the step of a day after which every bucket has something in it.
@@ -96,6 +97,7 @@ func day(ctx context.Context, db *DB) []step {
 			_, _, err := db.PutPolicy(ctx, "build", false, v)
 			return err
 		}},
+		{"pool of sandboxes", func() error { return db.AddPool(ctx, record.Pool{Name: "py", Template: []byte(large)}) }},
 		{"vault", func() error { return db.PutSecret(ctx, vaultOf("daaaaaaaaaaa", large), record.Secret{}) }},
 		{"authority", func() error { return db.PutSecret(ctx, authorityOf("daaaaaaaaaaa", large), record.Secret{}) }},
 		{fullest, func() error {
@@ -118,6 +120,8 @@ func day(ctx context.Context, db *DB) []step {
 			_, _, err := db.PutPolicy(ctx, "build", false, allows(2))
 			return err
 		}},
+		{"pool edited", func() error { return db.PutPool(ctx, record.Pool{Name: "py", Warm: "true"}) }},
+		{"pool deleted", func() error { return db.DeletePool(ctx, "py") }},
 		{"policy deleted", func() error { return db.DeletePolicy(ctx, "build") }},
 		{"key removed", func() error { return db.RemoveKey(ctx, "ci") }},
 		{"requests forgotten", func() error { return db.ForgetRequests(ctx, time.Unix(1, 0)) }},
@@ -186,6 +190,8 @@ func unreadable(t *testing.T, db *DB) (bad []string) {
 	note(bucketVolumes, volumes, err)
 	_, policies, err := db.Policies(ctx)
 	note(bucketPolicies, policies, err)
+	pools, err := db.UnreadablePools(ctx)
+	note(bucketPools, pools, err)
 	_, secrets, err := db.Secrets(ctx)
 	note(bucketSecrets, secrets, err)
 	keys, err := db.Keys(ctx)

@@ -71,6 +71,7 @@ func fullSpec() record.Spec {
 		}},
 		Publish: []record.Publish{{Host: netip.MustParseAddrPort("127.0.0.1:8080"), Port: 80}}, SecureAccess: true,
 		Restart: record.Restart{Policy: record.RestartOnFailure, Max: 3},
+		Idle:    record.Idle{After: time.Hour, Action: record.IdlePause},
 		Ready: record.Probe{
 			Command: "true", Port: 80, Interval: time.Second, Timeout: 2 * time.Second, StartPeriod: 3 * time.Second, Retries: 4,
 		},
@@ -81,6 +82,25 @@ func fullSpec() record.Spec {
 		Security:      record.SecurityStrict,
 		Policy:        record.PolicyUse{Name: "build", Version: 1, Pinned: true, Left: true},
 		Inspect:       true,
+		Memory:        true,
+		Pool:          "py",
+		Fork:          record.Fork{ID: "fork-" + releaseID('c'), Source: releaseID('d'), Count: 3, Index: 2, Vault: true},
+	}
+}
+
+// releaseMemory is a memory image with a value in every field.
+func releaseMemory() *record.Memory {
+	return &record.Memory{
+		MemoryImage: *releaseMemoryImage(),
+		Spec:        fullSpec(), Token: "TOKEN",
+	}
+}
+
+// releaseMemoryImage is one with a value in every field.
+func releaseMemoryImage() *record.MemoryImage {
+	return &record.MemoryImage{
+		Files: []record.MemoryFile{{Name: "checkpoint.img", Bytes: 1 << 10, Sum: 7}, {Name: "pages.img", Bytes: 1 << 20, Sum: 1<<32 - 1}},
+		Needs: record.MemoryNeeds{Build: strings.Repeat("9a", 32), CPU: "a fast one", Features: []string{"avx", "sse"}},
 	}
 }
 
@@ -99,6 +119,7 @@ func fullRecord() record.Record {
 		Reason: record.Exited, Message: "exited with 3", ExitCode: &code, LastOutput: "bye\n",
 		Changed: future, // retain_ended must not end it before a test looks
 		Spec:    fullSpec(),
+		Pool:    record.PoolUse{Name: "py", Revision: "012345abcdef", Miss: "another image"}, MemberToken: "OTHER",
 	}
 	r.Spec.Name, r.Spec.Request.Key = "kept", strings.Repeat("56", 32)
 	r.Spec.Volumes[0].Claim, r.Spec.Volumes[0].Volume = "owned-too", "vol-"+r.ID
@@ -109,7 +130,7 @@ func fullRecord() record.Record {
 // release writes.
 var releaseStates = []record.State{
 	record.Creating, record.Running, record.Pausing, record.Paused, record.Resuming, record.Stopping, record.Ended, record.Deleting,
-	record.Starting, record.Prepared,
+	record.Starting, record.Prepared, record.Hibernating, record.Hibernated, record.Waking,
 }
 
 // fillStore writes a sandbox, a snapshot, a volume in every state and a value in
@@ -135,7 +156,7 @@ func fillStore(t *testing.T, db *DB) {
 		}
 		switch s {
 		case record.SnapshotReady:
-			snap.Bytes = 1 << 20
+			snap.Bytes, snap.Memory = 1<<20, releaseMemory()
 		case record.SnapshotFailed:
 			snap.Message = "the disk is full"
 		case record.SnapshotDeleting: // a daemon that starts deletes a temporary one in any state
@@ -151,6 +172,10 @@ func fillStore(t *testing.T, db *DB) {
 	}
 	must(db.VolumeMade(ctx, "volume-ready", "vol-"+releaseID('x')))
 	must(second(db.PutPolicy(ctx, "build", true, releasePolicy())))
+	must(db.AddPool(ctx, record.Pool{
+		Name: "py", Fixed: true, Created: past, Template: []byte(`{"image":{"uri":"base"}}`), Warm: "true", Ready: "true", MaxAge: time.Hour,
+		Capacity: record.Capacity{BufferMin: 1, BufferMax: 2, PoolMin: 1, PoolMax: 3},
+	}))
 	must(db.AddKey(ctx, record.Key{
 		Name: "ci", Role: record.Operator, Sum: []byte(strings.Repeat("s", 32)), Created: past,
 		Expires: future,
@@ -170,6 +195,8 @@ func fillStore(t *testing.T, db *DB) {
 			r.Spec.Restart = record.Restart{}
 		case record.Ended:
 			r = fullRecord()
+		case record.Hibernated:
+			r.Spec.Runtime, r.Hibernation = "runsc", releaseMemoryImage()
 		}
 		must(db.Insert(ctx, &r))
 	}
@@ -236,7 +263,7 @@ func TestRelease(t *testing.T) {
 	}
 	seen := fields{}
 	for _, v := range []any{
-		want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes, want.Policies, want.Secrets,
+		want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes, want.Policies, want.Secrets, want.Pools,
 	} {
 		seen.add(reflect.ValueOf(v))
 	}

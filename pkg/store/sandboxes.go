@@ -25,8 +25,8 @@ import (
 // that, or the one it is pinned to, and sets Inspect if that has rules about requests.
 //
 // A new record that is Creating and says Prepared takes the prepared slot of its ID and
-// keeps the slot of that. Insert fails with errs.NotFound if there is none of its
-// runtime.
+// keeps the slot of that. With a MemberToken it takes the member of a pool that has this
+// token. Insert fails with errs.NotFound if there is none of its runtime.
 func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 	n := own(*r)
 	var made []record.Volume
@@ -87,6 +87,9 @@ func vacant(boxes *bbolt.Bucket, n *record.Record) (*record.Record, error) {
 	if v == nil || json.Unmarshal(v, &was) != nil || was.State != record.Prepared || was.Spec.Runtime != n.Spec.Runtime {
 		return nil, refusal{errs.New(errs.NotFound, "no prepared slot %s for %s", n.ID, n.Spec.Runtime)}
 	}
+	if (was.Pool.Name != "") != (n.MemberToken != "") || was.Pool.Name != "" && was.Token != n.MemberToken {
+		return nil, refusal{errs.New(errs.NotFound, "prepared slot %s is a member of another kind", n.ID)}
+	}
 	return &was, nil
 }
 
@@ -99,31 +102,55 @@ func taken(name string, id []byte) error {
 // before, the old name is free, and Put fails with errs.Exists if the new one is taken.
 // The name of a record that is being deleted is free at once; its slot only after
 // Delete. If the record waited for its image and now has it, Put fails like Insert when
-// that image was removed since.
-func (db *DB) Put(ctx context.Context, r record.Record) error {
-	r = own(r)
+// that image was removed since. More records are put in the same transaction; each of them may
+// have a name that another one had.
+func (db *DB) Put(ctx context.Context, r record.Record, more ...record.Record) error {
+	all := []record.Record{own(r)}
+	for _, r := range more {
+		all = append(all, own(r))
+	}
 	err := db.commit(ctx, func(tx *bbolt.Tx) error {
-		was := tx.Bucket(bucketBoxes).Get([]byte(r.ID))
-		if was == nil {
-			return refusal{errs.New(errs.NotFound, "no sandbox %s", r.ID)}
-		}
-		if r.State == record.Creating && r.Spec.Snapshot == "" && r.Spec.Image.Digest != "" {
-			var before record.Record
-			if err := json.Unmarshal(was, &before); err == nil && before.Spec.Image.Digest == "" {
-				if err := hasImage(tx, r.Spec.Image); err != nil {
+		if len(all) > 1 {
+			for _, r := range all {
+				if err := dropAll(tx.Bucket(bucketNames), r.ID); err != nil {
 					return err
 				}
 			}
 		}
-		if err := rename(tx, r); err != nil {
-			return err
+		for _, r := range all {
+			if err := put(tx, r); err != nil {
+				return err
+			}
 		}
-		return write(tx, r)
-	}, func() { db.remember(r) })
+		return nil
+	}, func() {
+		for _, r := range all {
+			db.remember(r)
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("put sandbox %s as %s: %w", r.ID, r.State, err)
 	}
 	return nil
+}
+
+func put(tx *bbolt.Tx, r record.Record) error {
+	was := tx.Bucket(bucketBoxes).Get([]byte(r.ID))
+	if was == nil {
+		return refusal{errs.New(errs.NotFound, "no sandbox %s", r.ID)}
+	}
+	if r.State == record.Creating && r.Spec.Snapshot == "" && r.Spec.Image.Digest != "" {
+		var before record.Record
+		if err := json.Unmarshal(was, &before); err == nil && before.Spec.Image.Digest == "" {
+			if err := hasImage(tx, r.Spec.Image); err != nil {
+				return err
+			}
+		}
+	}
+	if err := rename(tx, r); err != nil {
+		return err
+	}
+	return write(tx, r)
 }
 
 // Delete removes the record id, which may be unreadable, with the secrets of that sandbox,

@@ -72,6 +72,9 @@ func (db *DB) prepare(slots int) error {
 		if _, err := tx.CreateBucketIfNotExists(bucketVolumes); err != nil {
 			return err
 		}
+		if _, err := tx.CreateBucketIfNotExists(bucketPools); err != nil {
+			return err
+		}
 		return queueSlots(tx, slots)
 	})
 	if err != nil {

@@ -52,6 +52,14 @@ func TestSnapshots(t *testing.T) {
 		!reflect.DeepEqual(bad, []string{"snap-dccccccccccc", "snap-dddddddddddd"}) {
 		t.Fatalf("%+v, %v, %v; want %+v", list, bad, err, s)
 	}
+	if got, ok, err := db.SnapshotRecord(ctx, s.ID); err != nil || !ok || !reflect.DeepEqual(got, s) {
+		t.Errorf("%+v, %v, %v; want %+v", got, ok, err, s)
+	}
+	for _, id := range append([]string{other.ID, "one", ""}, bad...) { // deleted, a name, damaged
+		if got, ok, err := db.SnapshotRecord(ctx, id); err != nil || ok {
+			t.Errorf("%q: %+v, %v", id, got, err)
+		}
+	}
 	for _, id := range bad {
 		if err := db.DeleteSnapshotRecord(ctx, id); err != nil {
 			t.Fatal(err)

@@ -76,6 +76,7 @@ var (
 	bucketVolumes   = []byte("volumes")
 	bucketPolicies  = []byte("policies") // since schema 4
 	bucketSecrets   = []byte("secrets")  // since schema 5
+	bucketPools     = []byte("pools")    // beside every schema: a release without it keeps no members
 
 	keySchema   = []byte("schema")
 	keyPool     = []byte("pool")
@@ -101,14 +102,13 @@ type DB struct {
 	index                  // guarded by mu, as are all below
 	bad   map[string]error // records that cannot be read, by id
 
-	snapshots    map[string]record.Snapshot
-	badSnapshots map[string]error
-
 	volumes    map[string]record.Volume // by name
 	badVolumes map[string]error
 
+	snapshotShelf
 	policyShelf
 	secretShelf
+	poolShelf
 }
 
 // Open opens or makes the store at path. Its directory must exist. It fails when
@@ -149,13 +149,12 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 		index: index{boxes: map[string]*record.Record{}, names: map[string]string{}},
 		bad:   map[string]error{},
 
-		snapshots:    map[string]record.Snapshot{},
-		badSnapshots: map[string]error{},
-
 		volumes:    map[string]record.Volume{},
 		badVolumes: map[string]error{},
 	}
+	db.snapshotShelf = snapshotShelf{w: &db.committer, snapshots: map[string]record.Snapshot{}, badSnapshots: map[string]error{}}
 	db.policyShelf = policyShelf{w: &db.committer, policies: map[string]record.Policy{}, badPolicies: map[string]error{}}
+	db.poolShelf = poolShelf{w: &db.committer, pools: map[string]record.Pool{}, badPools: map[string]error{}}
 	db.secretShelf = secretShelf{w: &db.committer, secrets: map[string]record.Secret{}, badSecrets: map[string]error{}}
 	// bbolt panics on damaged pages, and a page beyond the end of a file that was cut
 	// short faults.
@@ -295,7 +294,8 @@ func fill(path string, size int64) error {
 // slot, and Unreadable names it.
 func (db *DB) load() error {
 	return db.bolt.View(func(tx *bbolt.Tx) error {
-		err := errors.Join(db.loadSnapshots(tx), db.loadVolumes(tx), db.loadPolicies(tx, db.log), db.loadSecrets(tx, db.log),
+		err := errors.Join(db.loadSnapshots(tx, db.log), db.loadVolumes(tx), db.loadPolicies(tx, db.log),
+			db.loadPools(tx, db.log), db.loadSecrets(tx, db.log),
 			db.lookAtImages(tx))
 		if err != nil {
 			return err

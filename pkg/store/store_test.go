@@ -707,3 +707,38 @@ func TestImageComes(t *testing.T) {
 		t.Errorf("what stands on it already: %v", err)
 	}
 }
+
+// TestPutTwo: two records trade their names in one transaction, also if one has none.
+func TestPutTwo(t *testing.T) {
+	path := newPath(t)
+	db := openTest(t, path, Options{})
+	ctx := t.Context()
+	a, b := insert(t, db, "daaaaaaaaaaa", "lab"), insert(t, db, "dbbbbbbbbbbb", "try-1")
+	insert(t, db, "dccccccccccc", "taken")
+	trade := func(first, second string, want errs.Code) {
+		t.Helper()
+		a.Spec.Name, b.Spec.Name = first, second
+		if err := db.Put(ctx, a, b); (err != nil || want != "") && !errs.Is(err, want) {
+			t.Errorf("to %q and %q: %v, want %q", first, second, err, want)
+		}
+	}
+	trade("taken", "lab", errs.Exists)
+	trade("try-1", "lab", "")
+	trade("", "lab", "")
+	for range 2 {
+		for name, id := range map[string]string{"lab": b.ID, "try-1": "", "taken": "dccccccccccc"} {
+			if r, ok, err := db.Get(ctx, name); r.ID != id || ok != (id != "") || err != nil {
+				t.Errorf("%s is %s, %v; want %s", name, r.ID, err, id)
+			}
+		}
+		if r, ok, err := db.Get(ctx, a.ID); !ok || r.Spec.Name != "" || err != nil {
+			t.Errorf("%s is called %q, %v", a.ID, r.Spec.Name, err)
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+		db = openTest(t, path, Options{})
+	}
+	b.ID = "dzzzzzzzzzzz"
+	trade("x", "y", errs.NotFound)
+}

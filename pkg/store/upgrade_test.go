@@ -37,6 +37,7 @@ type kept struct {
 	Keys      []record.Key           `json:"keys,omitempty"`
 	Volumes   []record.Volume        `json:"volumes,omitempty"`
 	Policies  []record.Policy        `json:"policies,omitempty"`
+	Pools     []record.Pool          `json:"pools,omitempty"`
 	Secrets   []record.Secret        `json:"secrets,omitempty"`
 }
 
@@ -189,6 +190,8 @@ func contentsOf(t *testing.T, db *DB) (k kept) {
 	k.Volumes, _, err = db.Volumes(ctx)
 	must(err)
 	slices.SortFunc(k.Volumes, func(a, b record.Volume) int { return strings.Compare(a.Name, b.Name) })
+	k.Pools, err = db.Pools(ctx)
+	must(err)
 	k.Policies, _, err = db.Policies(ctx)
 	must(err)
 	k.Secrets, _, err = db.Secrets(ctx)

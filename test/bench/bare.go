@@ -154,6 +154,11 @@ type box struct {
 // prepare makes everything that a start needs, with a changed spec if changes are given.
 // The daemon does this work inside the measured time, the baseline before it.
 func (b *bare) prepare(ctx context.Context, runtime string, changes ...func(*specs.Spec)) (x *box, err error) {
+	return b.prepareFrom(ctx, runtime, "", changes...)
+}
+
+// prepareFrom is prepare with a disk that begins as a snapshot.
+func (b *bare) prepareFrom(ctx context.Context, runtime, snap string, changes ...func(*specs.Spec)) (x *box, err error) {
 	x = &box{b: b, id: record.NewID(bareInstance), runtime: runtime, slot: <-b.slots}
 	defer func() {
 		if err != nil {
@@ -168,7 +173,7 @@ func (b *bare) prepare(ctx context.Context, runtime string, changes ...func(*spe
 	if err := b.ns.CreateNamespaces(ctx, x.id, own, base); err != nil {
 		return x, err
 	}
-	if err := b.files.Disks.CreateDisk(ctx, x.id, "", 1<<30); err != nil {
+	if err := b.files.Disks.CreateDisk(ctx, x.id, snap, 1<<30); err != nil {
 		return x, err
 	}
 	if err := b.files.Mounts.Mount(ctx, x.id, snapshot.Mount{Layers: b.layers, OwnUsers: own, UIDBase: base, Volatile: true}); err != nil {

@@ -76,6 +76,35 @@ func (b *bench) firstCommand(ctx context.Context, rt string) (float64, error) {
 	return ms(at.Sub(start)), b.drop(ctx, sb.ID)
 }
 
+// freezing: pause and resume, each from the request to the answer: then all processes stand, or go
+// on, and the record says so.
+func freezing(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		sb, err := b.create(ctx, rt)
+		if err != nil {
+			return err
+		}
+		var down, up []float64
+		for range b.times(200, 10) {
+			start := time.Now()
+			if err := b.cl.Pause(ctx, sb.ID); err != nil {
+				return err
+			}
+			mid := time.Now()
+			if err := b.cl.Resume(ctx, sb.ID); err != nil {
+				return err
+			}
+			down, up = append(down, ms(mid.Sub(start))), append(up, ms(time.Since(mid)))
+		}
+		b.add(row("freeze", rt, "ms", down, "", nil, goal{maxP50: 2}))
+		b.add(row("resume", rt, "ms", up, "", nil, goal{maxP50: 2}))
+		if err := b.drop(ctx, sb.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // createOnce is how long a create takes until the sandbox runs. The sandbox is gone then.
 func createOnce(ctx context.Context, b *bench, r wire.CreateRequest) (float64, error) {
 	start := time.Now()

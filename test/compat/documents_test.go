@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +38,14 @@ var documents = []struct {
 	{"egress", "../../api/opensandbox/egress.yaml", "", 18080, "runc"},
 	{"execd", "../../api/opensandbox/execd.yaml", "", 44772, "runsc"},
 }
+
+// The document allows a fork of manyCopies. Schemathesis asks for the most that is allowed, and
+// a daemon with room for so many makes them while the rest is asked; on a busy host that takes
+// longer than an answer may. So it is told of fewCopies.
+const (
+	manyCopies = "maximum: 256, description: Number of copies"
+	fewCopies  = "maximum: 2, description: Number of copies"
+)
 
 // judged is the name of the sandbox that is asked for; schemathesis.toml has it.
 const judged = "judged"
@@ -119,7 +128,7 @@ type asked struct {
 	url      string            // without the base of the document's paths
 	headers  map[string]string // that let in
 	session  string            // of the sandbox's agent
-	examples *strings.Replacer // of the document's ids, by those of the sandbox
+	examples *strings.Replacer // of the document's ids, by those of the sandbox, and of what must not be asked for
 	accepted []string          // requests that are answered by 200 at least once; * is an id
 	said     []byte            // by schemathesis
 }
@@ -138,7 +147,7 @@ func target(t *testing.T, d *daemontest.Daemon, c *client.Client, runtime string
 	}
 	t.Cleanup(func() { c.Delete(context.WithoutCancel(ctx), sb.ID) }) //nolint:errcheck // its name is the next one's; the daemon would say
 	at := &asked{
-		url: "http://" + d.TCP, session: "none", examples: strings.NewReplacer(),
+		url: "http://" + d.TCP, session: "none", examples: strings.NewReplacer(manyCopies, fewCopies),
 		headers: map[string]string{"OPEN-SANDBOX-API-KEY": daemontest.Key},
 	}
 	if port == 0 {
@@ -207,6 +216,9 @@ func (at *asked) judge(t *testing.T, st, document, base string) (found baseline)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if document == documents[0].file && !strings.Contains(string(text), manyCopies) {
+		t.Fatalf("%s has no %q, so forks of many copies would be asked for", document, manyCopies)
+	}
 	document = filepath.Join(dir, filepath.Base(document))
 	if err := os.WriteFile(document, []byte(at.examples.Replace(string(text))), 0o644); err != nil {
 		t.Fatal(err)
@@ -220,14 +232,17 @@ func (at *asked) judge(t *testing.T, st, document, base string) (found baseline)
 	for k, v := range at.headers {
 		argv = append(argv, "--header", k+": "+v)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), hosttest.Patient(2*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), hosttest.Patient(5*time.Minute))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, st, argv...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "JUDGED_SESSION="+at.session)
-	if at.said, err = cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, at.said)
+	var failed error
+	at.said, failed = cmd.CombinedOutput()
+	all := exchanges(t, filepath.Join(dir, "har"))
+	if failed != nil {
+		at.report(t, failed, all)
 	}
-	at.checkAccepted(t, filepath.Join(dir, "har"))
+	at.checkAccepted(t, all)
 	found = readBaseline(t, list)
 	found.Entries = slices.DeleteFunc(found.Entries, func(e difference) bool { return e.LastSeen == "" })
 	for i := range found.Entries {
@@ -236,24 +251,78 @@ func (at *asked) judge(t *testing.T, st, document, base string) (found baseline)
 	return found
 }
 
-// checkAccepted looks whether the ids are still those that the requests have:
-// else only refusals would be judged.
-func (at *asked) checkAccepted(t *testing.T, har string) {
+// An exchange is a request of schemathesis's and its answer, as its report has them.
+type exchange struct {
+	Request  struct{ Method, URL string }
+	Response struct{ Status int } // 0: there was none
+	Time     float64              // ms until the answer
+}
+
+// exchanges reads such a report. It has none if schemathesis was ended before it wrote it.
+func exchanges(t *testing.T, har string) []exchange {
 	t.Helper()
 	text, err := os.ReadFile(har)
 	if err != nil {
-		t.Fatal(err)
-	}
-	type exchange struct {
-		Request  struct{ Method, URL string }
-		Response struct{ Status int }
+		t.Error(err)
 	}
 	var all struct{ Log struct{ Entries []exchange } }
 	if err := json.Unmarshal(text, &all); err != nil {
-		t.Fatalf("what schemathesis asked: %v", err)
+		t.Errorf("what schemathesis asked: %v", err)
 	}
+	return all.Log.Entries
+}
+
+// report says why schemathesis failed. Of a test's messages only the first lines may be
+// seen, so what each error and failure is comes first, in a line of its own, then
+// what was slow, and last all that was printed.
+func (at *asked) report(t *testing.T, err error, all []exchange) {
+	t.Helper()
+	for _, e := range complaints(string(at.said)) {
+		t.Errorf("%s", e)
+	}
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b exchange) int { return cmp.Compare(b.Time, a.Time) })
+	for _, e := range all {
+		if e.Response.Status == 0 {
+			t.Logf("no answer: %s %s", e.Request.Method, strings.TrimPrefix(e.Request.URL, at.url))
+		}
+	}
+	for _, e := range all[:min(5, len(all))] {
+		t.Logf("slow: %.1f s: %d: %s %s", e.Time/1000, e.Response.Status, e.Request.Method, strings.TrimPrefix(e.Request.URL, at.url))
+	}
+	t.Errorf("schemathesis: %v\n%s", err, at.said)
+}
+
+// section matches the head of a part of what schemathesis prints, as "=== ERRORS ===", or of
+// an operation in it, as "___ GET /pools ___".
+var section = regexp.MustCompile(`(?m)^(?:=+ ([A-Z]+) =+|_+ (.+) _+)$`)
+
+// complaints are the errors and failures in what schemathesis printed, each as one line.
+func complaints(said string) (lines []string) {
+	part := ""
+	heads := section.FindAllStringSubmatchIndex(said, -1)
+	for i, h := range heads {
+		if h[2] >= 0 {
+			part = said[h[2]:h[3]]
+			continue
+		}
+		end := len(said)
+		if i+1 < len(heads) {
+			end = heads[i+1][0]
+		}
+		if part == "ERRORS" || part == "FAILURES" {
+			lines = append(lines, said[h[4]:h[5]]+": "+strings.Join(strings.Fields(said[h[1]:end]), " "))
+		}
+	}
+	return lines
+}
+
+// checkAccepted looks whether the ids are still those that the requests have:
+// else only refusals would be judged.
+func (at *asked) checkAccepted(t *testing.T, all []exchange) {
+	t.Helper()
 	for _, want := range at.accepted {
-		if !slices.ContainsFunc(all.Log.Entries, func(e exchange) bool {
+		if !slices.ContainsFunc(all, func(e exchange) bool {
 			below, _, _ := strings.Cut(strings.TrimPrefix(e.Request.URL, at.url), "?")
 			match, _ := path.Match(want, e.Request.Method+" "+below)
 			return match && e.Response.Status == http.StatusOK
@@ -298,4 +367,32 @@ func missing(a, b baseline) (out []difference) {
 		}
 	}
 	return out
+}
+
+// TestComplaints has what is wrong first, whatever else schemathesis prints.
+func TestComplaints(t *testing.T) {
+	said := `Schemathesis v4.32.5
+====================================== ERRORS ======================================
+___________________ POST /sandboxes/{sandboxId}/fork ___________________
+Network Error
+
+Read timed out after 10.00 seconds
+
+Reproduce with:
+
+    curl -X POST http://127.0.0.1:1/sandboxes/judged/fork
+
+____________________________ GET /pools ____________________________
+Runtime Error
+===================================== SUMMARY =====================================
+Errors:
+`
+	want := []string{
+		"POST /sandboxes/{sandboxId}/fork: Network Error Read timed out after 10.00 seconds Reproduce with: " +
+			"curl -X POST http://127.0.0.1:1/sandboxes/judged/fork",
+		"GET /pools: Runtime Error",
+	}
+	if got := complaints(said); !slices.Equal(got, want) {
+		t.Errorf("complaints are %q; want %q", got, want)
+	}
 }

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/internal/daemontest"
@@ -48,7 +50,7 @@ func (h host) restore(t *testing.T, args ...string) (string, error) {
 // backup knows goes on, what it does not know is left alone to the last link,
 // until somebody accepts.
 func TestRestore(t *testing.T) {
-	h := newHost(t, daemontest.Options{})
+	h := newHost(t, daemontest.Options{Config: []string{"[snapshots]", "max = 1"}})
 	old, gone := h.create(t, spec("runc")), h.create(t, spec("runc"))
 	again, booted := h.create(t, spec("runc")), h.create(t, spec("runsc"))
 	if _, err := h.exec(t.Context(), old.ID, "sh", "-c", "echo kept >/root/file"); err != nil {
@@ -116,10 +118,14 @@ func TestRestore(t *testing.T) {
 	if sb, err := h.api.Get(t.Context(), gone.ID); err != nil || sb.Status.State != wire.Failed {
 		t.Errorf("%+v, %v", sb, err)
 	}
+	if _, err := h.api.System().Prune(t.Context(), false, false, time.Time{}); !errs.Is(err, errs.WrongState) {
+		t.Errorf("pruned beside unknown sandboxes: %v", err)
+	}
 	if err := h.api.Delete(t.Context(), gone.ID); err != nil {
 		t.Error(err)
 	}
 	h.holdsOnly(t, before)
+	newest := h.snapshotsOf(t, old.ID, 2)
 	h.Stop()
 
 	for _, want := range []string{"accepted", "nothing to accept"} {
@@ -136,6 +142,10 @@ func TestRestore(t *testing.T) {
 		}
 		return nil
 	})
+	if left := h.sweptSnapshots(t); !slices.Equal(left, []string{newest}) {
+		t.Errorf("after it was accepted there are snapshots %q, want %q", left, newest)
+	}
+	h.deleteSnapshots(t)
 	lost, err := os.ReadDir(filepath.Join(h.StateDir, "pool", "lost+found"))
 	for _, id := range young {
 		if !slices.ContainsFunc(lost, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), id) }) {
@@ -148,6 +158,39 @@ func TestRestore(t *testing.T) {
 	for _, id := range []string{again.ID, booted.ID, h.create(t, spec("runc")).ID} {
 		h.answers(t, id)
 	}
+}
+
+// snapshotsOf takes n snapshots, more than may be, on a host that sweeps nothing, and returns
+// the last one. All are kept.
+func (h host) snapshotsOf(t *testing.T, id string, n int) (last string) {
+	t.Helper()
+	for range n {
+		s, err := h.api.Snapshots().Create(t.Context(), id, "", true)
+		if err != nil || s.Status.State != wire.SnapshotReady {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		last = s.ID
+	}
+	if left := h.sweptSnapshots(t); len(left) != n {
+		t.Errorf("of %d snapshots on a host that sweeps nothing %q are left", n, left)
+	}
+	return last
+}
+
+// sweptSnapshots are the snapshots after a sweep.
+func (h host) sweptSnapshots(t *testing.T) (ids []string) {
+	t.Helper()
+	if status, body := askBy(t, http.MethodPost, adminSocket(h.Daemon), "/sweep"); status != http.StatusNoContent {
+		t.Errorf("sweep: %d %.80s", status, body)
+	}
+	list, err := h.api.Snapshots().List(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list {
+		ids = append(ids, s.ID)
+	}
+	return ids
 }
 
 // beforeReboot has a backup say that a sandbox ran before the host last went up.

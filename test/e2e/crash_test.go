@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -24,17 +25,48 @@ var unreachable = map[string]string{
 		"its image was pulled (TestPullKilled)",
 	"store:snapshot:failed": "a step of recovery: TestKillInRecovery takes it",
 	"snapshot:stray":        "a step of recovery from a lost store: TestSnapshotStrays takes it",
+	"hibernate:resume":      "a step after an error: TestEveryFault takes it",
+	"vault:drop":            "a step of recovery: TestKillInRecovery takes it",
 }
 
-// steps are all failpoints that can be passed without prepared slots.
+// steps are all failpoints that can be passed without prepared slots and members of pools.
 func steps() (names []string) {
-	slots := ofSlots()
+	slots := append(ofSlots(), ofMembers()...)
 	for _, name := range sandbox.FailpointNames() {
 		if unreachable[strings.TrimPrefix(name, "after:")] == "" && !slices.Contains(slots, name) {
 			names = append(names, name)
 		}
 	}
 	return names
+}
+
+// ofMemory reports whether a step keeps or restores memory, which only gVisor can, or is one of
+// what keepMemory does beside that.
+func ofMemory(point string) bool {
+	return !ofSleep(point) && slices.ContainsFunc([]string{"memory", "checkpoint", "snapshot:limit", "trade"}, func(word string) bool {
+		return strings.Contains(point, word)
+	})
+}
+
+// ofSleep reports whether only a sandbox that hibernates or wakes takes a step.
+func ofSleep(point string) bool {
+	return strings.Contains(point, "hibernat") || strings.HasSuffix(point, "waking") || strings.HasSuffix(point, "down:memory")
+}
+
+// ofVault reports whether only a copy of a sandbox with a credential vault takes a step.
+func ofVault(point string) bool { return strings.Contains(point, "vault") }
+
+// lifeWith is what passes a step.
+func lifeWith(point string) func(context.Context, host, string) {
+	switch {
+	case ofSleep(point):
+		return hibernateAndWake
+	case ofMemory(point):
+		return keepMemory
+	case ofVault(point):
+		return copyVault
+	}
+	return live
 }
 
 // TestKillAtEveryStep kills the daemon at each of its steps, and has the next
@@ -48,7 +80,11 @@ func TestKillAtEveryStep(t *testing.T) {
 		b := h.create(t, spec(runtime)).ID // the bystander
 		before := h.holds()
 		for _, point := range steps() {
-			if !chosen(runtime, point) {
+			gvisor := ofMemory(point) || ofSleep(point)
+			if gvisor && runtime != "runsc" || !gvisor && !chosen(runtime, point) {
+				continue
+			}
+			if ofSleep(point) && !everything && !strings.HasPrefix(point, "after:") {
 				continue
 			}
 			t.Run(runtime+"/"+point, func(t *testing.T) {
@@ -60,7 +96,7 @@ func TestKillAtEveryStep(t *testing.T) {
 				if err := h.StartArmed(arm); err != nil {
 					t.Fatalf("start: %v", err)
 				}
-				live(t.Context(), h, runtime)
+				lifeWith(point)(t.Context(), h, runtime)
 				select {
 				case <-h.Ended():
 				default:
@@ -70,7 +106,19 @@ func TestKillAtEveryStep(t *testing.T) {
 					t.Fatalf("start again: %v", err)
 				}
 				agree(t, h)
+				h.vaultsAgree(t, ofVault(point))
+				if boxes, err := h.api.List(t.Context(), client.Filter{}); gvisor {
+					for _, sb := range boxes { // a guest that stood still for its image goes on
+						if sb.Status.State == wire.Running || sb.Status.State == wire.Paused {
+							h.awakes(t, sb)
+						}
+					}
+					if err != nil || len(boxes) < 2 {
+						t.Errorf("%d sandboxes are left, %v", len(boxes), err)
+					}
+				}
 				h.deleteAll(t, b)
+				h.deleteSnapshots(t)
 				h.holdsOnly(t, before)
 				h.answers(t, b)
 			})
@@ -90,7 +138,7 @@ func TestErrorAtEveryStep(t *testing.T) {
 	for _, runtime := range runtimes {
 		for _, point := range steps() {
 			step, ok := strings.CutPrefix(strings.TrimPrefix(point, "after:"), "up:")
-			if !ok || !chosen(runtime, point) {
+			if !ok || ofMemory(point) || ofVault(point) || !chosen(runtime, point) {
 				continue
 			}
 			t.Run(runtime+"/"+point, func(t *testing.T) {
@@ -125,7 +173,7 @@ func TestKillInRecovery(t *testing.T) {
 	defer h.deletePolicies(t)
 	before := h.empty(t)
 	for _, runtime := range runtimes {
-		for _, first := range []string{"up:agent", "after:kill", "freeze", "thaw", "snapshot:take"} {
+		for _, first := range []string{"up:agent", "after:kill", "freeze", "thaw", "snapshot:take", "after:up:vault"} {
 			for _, second := range recoveryOf(first) {
 				if !chosen(runtime, first+second) {
 					continue
@@ -135,7 +183,7 @@ func TestKillInRecovery(t *testing.T) {
 					if err := h.StartArmed(first + "=kill"); err != nil {
 						t.Fatalf("start: %v", err)
 					}
-					live(t.Context(), h, runtime)
+					lifeWith(first)(t.Context(), h, runtime)
 					if err := h.StartArmed(second + "=kill"); err == nil {
 						t.Errorf("recovery from a death at %s never passed %s", first, second)
 						h.Kill()
@@ -144,6 +192,7 @@ func TestKillInRecovery(t *testing.T) {
 						t.Fatalf("start again: %v", err)
 					}
 					agree(t, h)
+					h.vaultsAgree(t, ofVault(first))
 					h.deleteAll(t)
 					h.holdsOnly(t, before)
 				})
@@ -162,6 +211,8 @@ func recoveryOf(point string) []string {
 		return []string{"kill", "down:network", "after:store:put:ended"}
 	case "freeze":
 		return []string{"up:egress", "freeze", "store:put:paused"}
+	case "after:up:vault": // a copy that is being created, and has its vault
+		return []string{"vault:drop", "after:vault:drop"}
 	case "snapshot:take": // the source is frozen and says it runs
 		return []string{"snapshot:thaw", "after:snapshot:delete", "store:snapshot:failed", "after:store:snapshot:failed"}
 	default: // thaw
@@ -176,11 +227,14 @@ func from(runtime, snapshot string) wire.CreateRequest {
 	return r
 }
 
+// lifeLimit is far above what a whole life takes: one that passes its step ends when the daemon is dead.
+const lifeLimit = 2 * time.Minute
+
 // live takes one sandbox through everything that can happen to one, a second
 // one to an end of its own, and makes a third of a snapshot of the first. It
 // goes on until the daemon is dead.
 func live(ctx context.Context, h host, runtime string) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, hosttest.Patient(lifeLimit))
 	defer cancel()
 	var a, b, c wire.Sandbox
 	var s wire.Snapshot
@@ -223,6 +277,84 @@ func live(ctx context.Context, h host, runtime string) {
 		if _, err := h.api.Version(ctx); err == nil || ctx.Err() != nil {
 			return
 		}
+	}
+}
+
+// keepMemory is live for the steps of a memory snapshot, of a sandbox that begins with it, and of
+// a fork that is promoted.
+func keepMemory(ctx context.Context, h host, runtime string) {
+	ctx, cancel := context.WithTimeout(ctx, hosttest.Patient(lifeLimit))
+	defer cancel()
+	a, err := h.api.Create(ctx, withVolumes(runtime), true)
+	var s wire.Snapshot
+	if err == nil {
+		s, err = h.api.Snapshots().CreateWithMemory(ctx, a.ID, "", true)
+	}
+	if err == nil {
+		_, err = h.api.Create(ctx, wire.CreateRequest{SnapshotID: s.ID, Extensions: map[string]string{wire.ExtMemory: "true"}}, true)
+	}
+	var f wire.Fork
+	if err == nil {
+		f, err = h.api.Snapshots().Fork(ctx, a.ID, wire.ForkRequest{Count: 1, Timeout: new(int64(600))}, true)
+	}
+	if err == nil && len(f.Sandboxes) == 1 {
+		_, err = h.api.Snapshots().Promote(ctx, f.Sandboxes[0].ID)
+	}
+	if err != nil { // the daemon dies, or has died
+		select {
+		case <-h.Ended():
+		case <-ctx.Done():
+		}
+	}
+}
+
+// copyVault is live for the steps of a fork of a sandbox that has a credential vault.
+func copyVault(ctx context.Context, h host, runtime string) {
+	ctx, cancel := context.WithTimeout(ctx, hosttest.Patient(lifeLimit))
+	defer cancel()
+	a, err := h.api.Create(ctx, withVolumes(runtime), true)
+	if err == nil {
+		_, err = h.api.Vault(a.ID).Create(ctx, wire.CredentialVaultRequest{
+			Credentials: []wire.NewCredential{{Name: "token", Source: wire.CredentialSource{Type: "inline", Value: "x"}}},
+		})
+	}
+	if err == nil {
+		_, err = h.api.Snapshots().Fork(ctx, a.ID, wire.ForkRequest{Count: 1, Timeout: new(int64(600))}, true)
+	}
+	if err != nil { // the daemon dies, or has died
+		select {
+		case <-h.Ended():
+		case <-ctx.Done():
+		}
+	}
+}
+
+// vaultsAgree fails the test unless each copy of a sandbox with a vault (copyVault) has one, or failed
+// and has none. made: there is one.
+func (h host) vaultsAgree(t *testing.T, made bool) {
+	t.Helper()
+	all, err := h.api.List(t.Context(), client.Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := map[string]bool{}
+	for _, sb := range all {
+		_, err := h.api.Vault(sb.ID).Get(t.Context())
+		if given[sb.ID] = err == nil; err != nil && !client.NoVault(err) {
+			t.Errorf("the vault of %s: %v", sb.ID, err)
+		}
+	}
+	for _, sb := range all {
+		of := sb.Sandboxd.Fork
+		if of == nil || !given[of.Source] {
+			continue
+		}
+		if made = false; given[sb.ID] != (sb.Status.State == wire.Running) {
+			t.Errorf("copy %s is %+v; it has a vault: %v", sb.ID, sb.Status, given[sb.ID])
+		}
+	}
+	if made {
+		t.Error("no copy is left of a sandbox that has a vault")
 	}
 }
 
@@ -299,7 +431,7 @@ func agree(t *testing.T, h host) {
 		switch sb.Status.State {
 		case wire.Running:
 			h.answers(t, sb.ID)
-		case wire.Paused:
+		case wire.Paused, wire.Pausing: // a hibernation goes on in the background, and a resume waits for it
 			if err := h.api.Resume(t.Context(), sb.ID); err != nil {
 				t.Errorf("resume %s: %v", sb.ID, err)
 			}

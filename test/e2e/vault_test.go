@@ -14,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/test/internet"
 )
 
@@ -28,6 +31,7 @@ var vaultStories = []struct {
 	{"Misplaced", (*lab).placeholderMisplaced},
 	{"Environment", (*lab).placeholderInEnvironment},
 	{"Nowhere", (*lab).secretIsNowhere},
+	{"Fork", (*lab).secretForked},
 }
 
 // TestVault tells the stories of vaults.
@@ -314,6 +318,49 @@ func (l *lab) placeholderInEnvironment(in *internet.Internet) {
 	}
 }
 
+// secretForked: a copy uses the secrets of its source by placeholders of its own, also when the source has
+// lost them, and no longer by those of the source. A policy that takes a bound host from it is refused.
+func (l *lab) secretForked(in *internet.Internet) {
+	id := l.withVault()
+	l.setSecret(id, "token", valueOf("token"), "--env", "API_TOKEN")
+	l.ok("secret", "bind", id, "api", "--credential", "token", "--host", internet.VaultHost)
+	denies := []byte(`{"defaultAction":"deny","egress":[{"action":"allow","target":"` + internet.ModelHost + `"}]}`)
+	if _, err := l.api.Policies().Put(l.Context(), "denies", denies); err != nil {
+		l.Fatal(err)
+	}
+	defer l.ok("policy", "rm", "denies")
+	for _, over := range []*wire.ForkOverrides{
+		{NetworkPolicy: denies}, {Extensions: map[string]string{wire.ExtPolicy: "denies"}},
+	} {
+		r := wire.ForkRequest{Count: 1, Mode: forkModes[l.runtime], Timeout: new(int64(600)), Overrides: over}
+		_, err := l.api.Snapshots().Fork(l.Context(), id, r, true)
+		if says := "does not allow " + internet.VaultHost + `:443 of binding "api"`; !errs.Is(err, errs.Invalid) ||
+			!strings.Contains(fmt.Sprint(err), says) {
+			l.Errorf("a policy that denies a bound host, %+v: %v", over, err)
+		}
+	}
+	if all, err := l.api.Snapshots().List(l.Context(), id); len(all) > 0 || err != nil {
+		l.Errorf("a refused fork has left %+v, %v", all, err)
+	}
+	was, to := l.placeholders(id)["token"], l.fork(l.T, id, 1, forkModes[l.runtime]).Sandboxes[0].ID
+	is := l.placeholders(to)["token"]
+	if is == was || is == "" {
+		l.Errorf("the copy has the placeholder %q, and the source %q", is, was)
+	}
+	l.ok("secret", "rm", "--all", id)
+	sent := l.ok("exec", to, "--", "sh", "-c", `curl -sSf -o /dev/null -H "Authorization: Bearer $API_TOKEN" https://`+
+		internet.VaultHost+` && echo $API_TOKEN`)
+	if came := in.Kept(); len(came) != 1 || came[0].Header.Get("Authorization") != "Bearer "+valueOf("token") ||
+		strings.TrimSpace(sent) != is {
+		l.Errorf("the copy sent %q, and the server got %+v", sent, came)
+	}
+	said := l.ctl("exec", to, "--", "curl", "-sS", "-w", "%{http_code}", "-H", "Authorization: Bearer "+was, "https://"+internet.VaultHost)
+	if !strings.HasSuffix(said.out, "403") || !strings.Contains(said.out, "SANDBOX::") || len(in.Kept()) != 0 {
+		l.Errorf("the placeholder of the source: %q, %q", said.out, said.errout)
+	}
+	l.tellsOf(to, "a placeholder that is none of this sandbox was sent to "+internet.VaultHost)
+}
+
 // secretIsNowhere: what leaves the host for others, or stays on its disk, has no value, and neither
 // the daemon nor the child that has values of the sandbox can leave them in a core dump.
 func (l *lab) secretIsNowhere(in *internet.Internet) {
@@ -346,7 +393,10 @@ func (l *lab) secretIsNowhere(in *internet.Internet) {
 		}
 	}
 	snapshot := strings.TrimSpace(l.ok("snapshot", "create", id))
-	of := l.make("--from", snapshot, "--allow", internet.VaultHost)
+	of := l.make("--from", snapshot, "--credential-proxy", "--allow", internet.VaultHost)
+	if v, err := l.api.Vault(of).Get(l.Context()); !client.NoVault(err) {
+		l.Errorf("a sandbox of a snapshot has the vault %+v, %v", v, err)
+	}
 	has("a sandbox of a snapshot", []byte(l.ok("exec", of, "--", "sh", "-c",
 		"cat /root/answer; env; find /root /tmp /etc /opt /var/lib/opensandbox /run -xdev -type f -exec cat {} + 2>/dev/null || true")))
 	l.ok("rm", of)

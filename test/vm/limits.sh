@@ -1,10 +1,8 @@
 # shellcheck shell=bash disable=SC2016 # single quotes: the guest's shell expands these
-# Every limit on pure cgroup v2 is set, changed while the sandbox runs, and exceeded.
+# Every limit on pure cgroup v2 is set, changed while the sandbox runs, and exceeded. A pause
+# freezes, and a memory snapshot leaves limits as they were.
 
 root=/sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope
-
-# id_of NAME
-id_of() { sandboxctl inspect "$1" | sed -n 's/^ *"id": "\([a-z2-7]\{12\}\)".*/\1/p' | head -n 1; }
 
 # ends_with REASON ARGS...: a sandbox created with ARGS ends for this reason.
 ends_with() {
@@ -22,6 +20,18 @@ seconds() {
   "$@" >&2
   echo $((SECONDS - start))
 }
+
+# used prints the microseconds of CPU time that a sandbox has used. moves: it uses some.
+used() { sed -n 's/^usage_usec //p' "$cg/cpu.stat"; }
+moves() {
+  local before
+  before=$(used)
+  sleep 1
+  [ "$(used)" -gt "$before" ]
+}
+
+# bounds prints the limits of a sandbox.
+bounds() { (cd "$root/$1" && cat memory.max cpu.max pids.max | tr '\n' ' '); }
 
 stage_1() {
   say install
@@ -62,5 +72,39 @@ stage_1() {
     same "ok 8192" "$(sandboxctl run --runtime $runtime --read-only --tmpfs /tmp:size=8m --io-read-bps 64Mi base -- \
       sh -c 'echo x >/tmp/x && ! echo x 2>/dev/null >/x && echo ok $(df -k /tmp | sed -n "s/^[a-z]* *\([0-9]*\) .*/\1/p")')" "$runtime"
   done
+
+  say a paused sandbox stands still
+  sandboxctl create base --runtime runc --name still -- bash -c 'mkfifo /tmp/f; while :; do read -rt 0.2 <>/tmp/f; done'
+  cg=$root/$(id_of still)
+  eventually 10 moves
+  sandboxctl pause still
+  grep -x 'frozen 1' "$cg/cgroup.events"
+  before=$(used)
+  sleep 3
+  same "$before" "$(used)" "CPU time that it had used when it was paused"
+  fails "resume it first" sandboxctl exec still -- true
+  sandboxctl resume still
+  grep -x 'frozen 0' "$cg/cgroup.events"
+  eventually 10 moves
+  fails "memory snapshots need runtime runsc" sandboxctl snapshot create --memory still
+  fails "on runtime runsc only" sandboxctl hibernate still
+  sandboxctl rm still
+
+  say "memory snapshots: programs go on in a copy, and limits are as they were"
+  counter --name warm --memory 128Mi --cpu 750m --pids 99
+  id=$(id_of warm)
+  limits=$(bounds "$id")
+  first=$(count warm)
+  value=${first%% *}
+  same "$value 1 16777216" "$first" "what the counter says"
+  sandboxctl snapshot create --memory warm --name heated
+  same "$limits" "$(bounds "$id")" "limits after a memory snapshot"
+  same "$value 2 16777216" "$(count warm)" "what the counter says after the snapshot"
+  sandboxctl rm warm
+  sandboxctl create --from heated --with-memory --name copy
+  same "$limits" "$(bounds "$(id_of copy)")" "limits of a copy"
+  same "$value 2 16777216" "$(count copy)" "what the counter says in a copy"
+  sandboxctl rm copy
+  sandboxctl snapshot rm heated
   eventually 10 nothing_left
 }

@@ -40,7 +40,7 @@ stage_1() {
   [[ $(ip6tables-save) = *"-i sb-a+ -j DROP"* ]]
 
   say limits on v2
-  id=$(sandboxctl create base --runtime runc --name lim --memory 128Mi --cpu 500m --pids 64 --disk 128Mi)
+  id=$(sandboxctl create base --runtime runc --name lim --memory 128Mi --cpu 500m --pids 64 --disk 128Mi --credential-proxy --allow 192.0.2.7:443)
   cg=/sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope/$id
   same $((128 << 20)) "$(cat "$cg/memory.max")" memory.max
   same "50000 100000" "$(cat "$cg/cpu.max")" cpu.max
@@ -61,7 +61,12 @@ stage_1() {
   sandboxctl command logs lim "$cmd" >/tmp/out
   { for i in $(seq 3000); do echo "line $i"; done; echo end; } | cmp - /tmp/out
 
-  say "a restart and an upgrade, with a command running"
+  say "a restart and an upgrade, with a command running; the key of secrets becomes a credential of the service"
+  printf s3cr3t | sandboxctl secret set lim before
+  mv /var/lib/sandboxd/sandboxd.key /root/secrets.key
+  mkdir /etc/systemd/system/sandboxd.service.d
+  printf '[Service]\nLoadCredential=sandboxd.key:/root/secrets.key\n' >/etc/systemd/system/sandboxd.service.d/key.conf
+  systemctl daemon-reload
   cmd=$(sandboxctl exec -d lim -- bash -c 'for ((i = 1; ; i++)); do echo $i; [ ! -e /dev/shm/upgraded ] || break; sleep 0.5; done; echo end')
   old=$(daemon_pid)
   systemctl restart sandboxd.service
@@ -72,6 +77,12 @@ stage_1() {
   eventually 30 ended "$cmd"
   sandboxctl command logs lim "$cmd" >/tmp/out
   { seq $(($(wc -l </tmp/out) - 1)); echo end; } | cmp - /tmp/out
+  sandboxd doctor >/tmp/doctor || true
+  grep -E '^ok +secrets-key .*/run/credentials/sandboxd.service/sandboxd.key' /tmp/doctor
+  same "$(readlink /proc/1/ns/mnt)" "$(readlink "/proc/$(daemon_pid)/ns/mnt")" "the host's mount namespace, with a credential"
+  sandboxctl secret ls lim | grep before
+  printf s3cr3t | sandboxctl secret set lim after
+  [ ! -e /var/lib/sandboxd/sandboxd.key ] # no new one
 
   say "a daemon that fails for as long as it may: it comes back, its socket too"
   mv /etc/sandboxd/config.toml /root/
@@ -84,11 +95,15 @@ stage_1() {
   eventually 30 new_daemon 0
   same alive "$(sandboxctl exec lim -- echo alive)" "lim, which no default configuration met"
 
-  say "a daemon that hangs is started anew by the watchdog"
+  say "a daemon that hangs is started anew by the watchdog; the key of secrets is in its file again"
+  mv /root/secrets.key /var/lib/sandboxd/sandboxd.key
+  rm -r /etc/systemd/system/sandboxd.service.d
+  systemctl daemon-reload
   old=$(daemon_pid)
   kill -STOP "$old"
   eventually 60 new_daemon "$old"
   same alive "$(sandboxctl exec lim -- echo alive)" "lim after the watchdog"
+  same $'after\nbefore' "$(sandboxctl secret ls lim -q | sort)" "the secrets, with the key of the file"
 
   say "a guest that crashes does not start the host's core handler"
   printf '#!/bin/sh\necho "$1" >>/tmp/crashed\n' >/usr/local/sbin/core-handler

@@ -53,6 +53,28 @@ TOML
   scripts/install.sh 2>&1 | cat # no progress bars
 }
 
+# counter ARGS... creates a sandbox on gVisor with a program that counts. A value and 16 MiB
+# of text are in its memory and nowhere else. When it is asked it says the value, how often
+# it was asked, and the length of the text. It starts one program only: on gVisor here each
+# takes seconds.
+# shellcheck disable=SC2016 # the guest's shell expands these
+counter() {
+  sandboxctl create base --runtime runsc "$@" -- bash -c 'mkfifo /run/ask /run/tell
+    printf -v text %16777216s ""
+    value=$RANDOM.$RANDOM n=0
+    exec 3<>/run/ask 4<>/run/tell
+    while read -ru 3 _; do echo "$value $((++n)) ${#text}" >&4; done'
+}
+
+# count NAME prints what a counter says.
+# shellcheck disable=SC2016
+count() {
+  sandboxctl exec "$1" -- sh -c 'until [ -p /run/tell ]; do sleep 0.2; done; echo >/run/ask; read -r said </run/tell; echo "$said"'
+}
+
+# id_of NAME
+id_of() { sandboxctl inspect "$1" | sed -n 's/^ *"id": "\([a-z2-7]\{12\}\)".*/\1/p' | head -n 1; }
+
 # nothing_left: this host has no trace of any sandbox.
 nothing_left() {
   ! { ip -br link | grep '^sb-' || grep '/run/sandboxd/[a-z2-7]\{12\}' /proc/self/mountinfo ||

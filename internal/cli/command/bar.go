@@ -25,11 +25,20 @@ func (b *Bar) Show(what string, n, total int64) {
 	line := fmt.Sprintf("%s  %s", what, text.Bytes(n))
 	if total > 0 {
 		done := min(1, float64(n)/float64(total))
-		full := int(done * barWidth)
-		line = fmt.Sprintf("%s  [%s%s] %s of %s  %d%%",
-			what, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), text.Bytes(n), text.Bytes(total), int(done*100))
+		line = fmt.Sprintf("%s  %s %s of %s  %d%%", what, filled(done), text.Bytes(n), text.Bytes(total), int(done*100))
 	}
 	b.say(line)
+}
+
+// Count shows that n things of total are done.
+func (b *Bar) Count(what string, n, total int) {
+	b.say(fmt.Sprintf("%s  %s %d of %d", what, filled(min(1, float64(n)/float64(total))), n, total))
+}
+
+// filled is a bar of which a part is full.
+func filled(part float64) string {
+	full := int(part * barWidth)
+	return "[" + strings.Repeat("=", full) + strings.Repeat(" ", barWidth-full) + "]"
 }
 
 // Image shows how far an import or a pull of an image is.

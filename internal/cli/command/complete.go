@@ -23,21 +23,22 @@ var CompletionLimit = 500 * time.Millisecond
 // wanted are the states of the sandboxes that are offered to a command. A command
 // that is not listed is offered all.
 var wanted = map[string][]string{
-	"exec":   {wire.Running},
-	"shell":  {wire.Running},
-	"attach": {wire.Running},
-	"cp":     {wire.Running},
-	"pause":  {wire.Running},
-	"stop":   {wire.Running, wire.Paused},
-	"kill":   {wire.Running, wire.Paused},
-	"start":  {wire.Terminated, wire.Failed},
-	"resume": {wire.Paused},
-	"stats":  {wire.Running, wire.Paused},
-	"top":    {wire.Running, wire.Paused},
+	"exec":      {wire.Running},
+	"shell":     {wire.Running},
+	"attach":    {wire.Running},
+	"cp":        {wire.Running},
+	"pause":     {wire.Running},
+	"hibernate": {wire.Running, wire.Paused},
+	"stop":      {wire.Running, wire.Paused},
+	"kill":      {wire.Running, wire.Paused},
+	"start":     {wire.Terminated, wire.Failed},
+	"resume":    {wire.Paused},
+	"stats":     {wire.Running, wire.Paused},
+	"top":       {wire.Running, wire.Paused},
 }
 
 // complete makes every command below cmd complete its arguments by the words of its
-// usage line: SANDBOX, SNAPSHOT, VOLUME, IMAGE and, after SANDBOX, SECRET and BINDING are
+// usage line: SANDBOX, SNAPSHOT, SANDBOX|SNAPSHOT, VOLUME, IMAGE and, after SANDBOX, SECRET and BINDING are
 // completed from what the daemon has, PATH and FILE by the shell, other words not at all. A new command needs no code
 // for this.
 func (p *Program) complete(cmd *cobra.Command) {
@@ -115,6 +116,8 @@ func (p *Program) candidates(cmd *cobra.Command, kind string, have []string, typ
 		all = sandboxNames(ctx, cl, wanted[cmd.Name()], "")
 	case strings.HasPrefix(kind, "SANDBOX:"): // an argument of cp; a file of this host will do as well
 		all, directive = sandboxNames(ctx, cl, wanted[cmd.Name()], ":"), cobra.ShellCompDirectiveNoSpace
+	case kind == "SANDBOX|SNAPSHOT":
+		all = append(sandboxNames(ctx, cl, wanted[cmd.Name()], ""), snapshotNames(ctx, cl)...)
 	case kind == "SNAPSHOT":
 		all = snapshotNames(ctx, cl)
 	case kind == "VOLUME":

@@ -15,6 +15,7 @@ func TestArguments(t *testing.T) {
 		"exec [flags] SANDBOX [--] COMMAND [ARG...]":       "SANDBOX COMMAND ARG...",
 		"bench [--runtime RUNTIME] [--image IMAGE] [-n N]": "",
 		"cp SANDBOX:PATH PATH | PATH SANDBOX:PATH":         "SANDBOX:PATH PATH",
+		"x SANDBOX|SNAPSHOT NAME":                          "SANDBOX|SNAPSHOT NAME",
 		"x [--from SNAPSHOT|IMAGE] [-q] SANDBOX [FILE]":    "SANDBOX FILE",
 	} {
 		if got := strings.Join(arguments(use), " "); got != want {

@@ -129,7 +129,7 @@ func newImageExport(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "export IMAGE [-o FILE]",
 		Aliases: []string{"save"},
-		Short:   "Save an image in the format of docker save, for docker load, podman load and image import",
+		Short:   "Save an image as an OCI archive, which docker load, podman load and image import read",
 		Example: "  sandboxctl image export mine:1 -o mine.tar\n  sandboxctl image export mine:1 | podman load",
 		Args:    cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {

@@ -19,6 +19,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // Commands makes the commands of this room.
@@ -147,16 +148,24 @@ func newRmi(p *command.Program) *cobra.Command {
 func newCommit(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
-		Use:   "commit SANDBOX NAME[:TAG]",
-		Short: "Make an image of the files of a sandbox, and print its digest",
-		Long: `Make an image of the files of a sandbox that runs, is paused or has ended. What the
-sandbox has written becomes a layer over its image. Environment, directory, user,
-ENTRYPOINT and CMD are the image's. Volumes, sockets and pipes are left out. A sandbox
-that runs stands still for a moment.`,
-		Example: `  sandboxctl commit lab mine/lab:1`,
-		Args:    cobra.ExactArgs(2),
+		Use:   "commit SANDBOX|SNAPSHOT NAME[:TAG]",
+		Short: "Make an image of the files of a sandbox or a snapshot, and print its digest",
+		Long: `Make an image of the files of a sandbox that runs, is paused or has ended, or of a
+snapshot that is ready. What the sandbox has written becomes a layer over its image.
+Environment, directory, user, ENTRYPOINT and CMD are the image's. Volumes, sockets and
+pipes are left out. A sandbox that runs stands still for a moment. If a sandbox and a
+snapshot have the same name, the sandbox is meant: use the id of the snapshot.`,
+		Example: `  sandboxctl commit lab mine/lab:1
+  sandboxctl commit before-upgrade mine/lab:0 && sandboxctl image save mine/lab:0 -o lab.tar`,
+		Args: cobra.ExactArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			im, err := cl.Commit(ctx, args[0], args[1])
+			if errs.Is(err, errs.NotFound) {
+				if im, err = cl.Snapshots().Commit(ctx, args[0], args[1]); errs.Is(err, errs.NotFound) {
+					err = errs.New(errs.NotFound, "there is no sandbox and no snapshot %q; `sandboxctl ps -a` and "+
+						"`sandboxctl snapshot ls` list them", args[0])
+				}
+			}
 			if err != nil {
 				return err
 			}

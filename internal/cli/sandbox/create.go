@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -23,6 +24,7 @@ type createFlags struct {
 	timeout time.Duration
 	noWait  bool
 	from    string
+	memory  bool
 	secure  bool
 	renew   string
 	ofImage bool
@@ -40,18 +42,28 @@ With a COMMAND the sandbox ends when the command ends. Without a COMMAND it runs
 its timeout or until it is removed. The ENTRYPOINT and CMD of the image are used only
 with --image-command: then COMMAND, if given, takes the place of CMD. With --restart, a
 sandbox that ends is started again. With --ready-port or --ready-cmd, create prints the
-id when the sandbox is ready.
+id when the sandbox is ready. With --idle, a sandbox that nobody uses is paused, stopped
+or deleted (--on-idle).
 
 With --from, the sandbox starts with the files of a snapshot, and IMAGE is left out: the
-image is the snapshot's. Either runtime can use the snapshot.`,
+image is the snapshot's. Either runtime can use the snapshot.
+
+With --with-memory, too, the programs in the memory of the snapshot run on in the new
+sandbox, which has an id, address, host name, limits and network policy of its own. What
+these programs have been given before, such as their environment, stays.`,
 		Example: `  sandboxctl create python --name lab --memory 256Mi --timeout 30m
   sandboxctl create base --runtime runc --allow pypi.org:443 --allow '*.pythonhosted.org:443'
   sandboxctl create -p 8080:8000 python -- python3 -m http.server 8000
+  sandboxctl create --idle 10m --name lab python
   sandboxctl create --restart on-failure:5 --ready-port 8000 python -- python3 -m http.server 8000
   sandboxctl create --timeout 10m --renew-on-access 600 --secure-access python
   sandboxctl create --credential-proxy --allow api.example.com:443 --name agent python
-  sandboxctl create --from before-upgrade --name lab2`,
+  sandboxctl create --from before-upgrade --name lab2
+  sandboxctl create --from warmed-up --with-memory`,
 		Args: func(cmd *cobra.Command, args []string) error {
+			if o.memory && o.from == "" {
+				return errors.New("--with-memory needs --from, a snapshot with memory")
+			}
 			if o.from == "" {
 				return cobra.MinimumNArgs(1)(cmd, args)
 			}
@@ -71,6 +83,7 @@ image is the snapshot's. Either runtime can use the snapshot.`,
 	o.output.Flags(cmd, true)
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "remove the sandbox after this time, such as 30m (default: never)")
 	cmd.Flags().StringVar(&o.from, "from", "", "id or name of a snapshot to start from, instead of an image")
+	cmd.Flags().BoolVar(&o.memory, "with-memory", false, "with --from: start with the memory of the snapshot, too; its programs run on")
 	cmd.Flags().BoolVar(&o.secure, "secure-access", false,
 		"require the token of a port even where the daemon serves other sandboxes' ports without one; see sandboxctl endpoint")
 	cmd.Flags().BoolVar(&o.proxy, "credential-proxy", false,
@@ -91,6 +104,9 @@ func (o *createFlags) create(ctx context.Context, cl *client.Client, image strin
 	}
 	if o.from != "" {
 		r.Image, r.SnapshotID = nil, o.from
+	}
+	if o.memory {
+		r.Extensions[wire.ExtMemory] = "true"
 	}
 	r.SecureAccess = o.secure
 	if o.proxy {
@@ -138,7 +154,7 @@ func renewOnAccess(given string, extensions map[string]string) error {
 func createKept(
 	ctx context.Context, cl *client.Client, r wire.CreateRequest, timeout time.Duration, wait bool, o command.Output,
 ) error {
-	if len(r.Entrypoint) == 0 && r.Extensions[wire.ExtImageCommand] == "" {
+	if len(r.Entrypoint) == 0 && r.Extensions[wire.ExtImageCommand] == "" && r.Extensions[wire.ExtMemory] == "" {
 		r.Extensions[wire.ExtIdle] = "true"
 	}
 	if len(r.Entrypoint) == 1 && strings.ContainsAny(r.Entrypoint[0], " \t\n") {

@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// healthFlags say when a sandbox is ready and whether it is started again when it
-// ends. The daemon checks their values.
+// healthFlags say when a sandbox is ready, whether it is started again when it ends, and
+// what happens when it is idle. The daemon checks their values.
 var healthFlags = []struct{ name, ext, usage string }{
 	{"restart", wire.ExtRestart, "restart policy when the sandbox ends: no, on-failure[:max], always or unless-stopped (default no)"},
 	{"ready-cmd", wire.ExtReadyCmd, "shell command that succeeds when the sandbox is ready; create waits for that"},
@@ -27,6 +27,11 @@ var healthFlags = []struct{ name, ext, usage string }{
 		"consecutive failures that make the sandbox unhealthy; with --restart it is then restarted (default 3)",
 	},
 	{"health-start-period", wire.ExtReadyStartPeriod, "time to become ready; failures in it do not count (default 30s)"},
+	{"idle", wire.ExtIdleAfter, "time without any use after which the sandbox is idle: 10m; see --on-idle (default: never idle)"},
+	{
+		"on-idle", wire.ExtIdleAction,
+		"what happens when it is idle: pause or hibernate (the next command or request to a port wakes it), stop or kill (default pause)",
+	},
 }
 
 func addHealthFlags(cmd *cobra.Command) {
@@ -34,6 +39,7 @@ func addHealthFlags(cmd *cobra.Command) {
 		cmd.Flags().String(h.name, "", h.usage)
 	}
 	command.Choices(cmd, "restart", "no", "on-failure", "always", "unless-stopped")
+	command.Choices(cmd, "on-idle", "pause", "hibernate", "stop", "kill")
 }
 
 // healthExtensions writes the flags that were given, even empty ones, into ext.
@@ -72,6 +78,10 @@ func stateOf(sb wire.Sandbox) string {
 	switch {
 	case st.State == wire.Failed, st.State == wire.Terminated:
 		return fmt.Sprintf("%s (%s)", st.State, st.Reason)
+	case sb.Sandboxd != nil && sb.Sandboxd.HibernatedBytes > 0:
+		return st.State + " (hibernated)"
+	case sb.Sandboxd != nil && sb.Sandboxd.Idle != nil && sb.Sandboxd.Idle.Asleep:
+		return st.State + " (idle)"
 	case sb.Sandboxd != nil && sb.Sandboxd.NextStart != nil:
 		return fmt.Sprintf("%s (restarting, %s)", st.State, st.Reason)
 	case sb.Sandboxd != nil && sb.Sandboxd.Health != nil:

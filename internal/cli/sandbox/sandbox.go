@@ -15,6 +15,6 @@ import (
 func Commands(p *command.Program) []*cobra.Command {
 	return []*cobra.Command{
 		newCreate(p), newRun(p), newPs(p), newInspect(p), newUpdate(p), newRename(p), newStart(p), newStop(p), newRestart(p), newKill(p),
-		newPause(p), newResume(p), newWait(p), newRenew(p), newRm(p),
+		newPause(p), newHibernate(p), newResume(p), newWait(p), newRenew(p), newRm(p),
 	}
 }

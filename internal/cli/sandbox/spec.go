@@ -26,6 +26,7 @@ type spec struct {
 	readOnly               bool
 	tmpfs, volumes, mounts []string
 	prestart               []string
+	pool                   string
 	env, envFiles, labels  []string
 	publish                []string
 	rules                  command.Rules
@@ -53,6 +54,7 @@ func (s *spec) flags(cmd *cobra.Command) {
 		"mount a volume, NAME:/PATH[:ro], or a directory that the daemon's host allows, /HOST/PATH:/PATH[:ro]")
 	f.StringArrayVar(&s.mounts, "mount", nil,
 		"the same as --volume in docker's long form: type=volume|bind,source=X,target=/PATH[,readonly][,volume-subpath=DIR]")
+	f.StringVar(&s.pool, "pool", "", "take a ready member of this pool (sandboxctl pool)")
 	f.StringSliceVar(&s.prestart, "prestart", nil, "start the interpreters of these languages with the sandbox, for eval: python,bash")
 	f.StringVar(&s.logSize, "log-max-size", "", "limit on the output that is kept of each command: 1Mi (default 16Mi)")
 	f.StringArrayVar(&s.logOpts, "log-opt", nil, "max-size=SIZE, the same as --log-max-size (docker's name)")
@@ -99,6 +101,7 @@ func (s *spec) request(image string) (wire.CreateRequest, error) {
 	if s.readOnly {
 		r.Extensions[wire.ExtReadOnly] = "true"
 	}
+	set(r.Extensions, wire.ExtPool, s.pool)
 	set(r.Extensions, wire.ExtPrestart, strings.Join(s.prestart, ","))
 	set(r.Extensions, wire.ExtTmpfs, strings.Join(s.tmpfs, ";"))
 	set(r.Extensions, wire.ExtName, s.name)

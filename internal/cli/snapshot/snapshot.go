@@ -36,6 +36,8 @@ func newSnapshotCreate(p *command.Program) *cobra.Command {
 		o      command.Output
 		name   string
 		noWait bool
+		memory bool
+		leave  bool
 	)
 	cmd := &cobra.Command{
 		Use:   "create [flags] SANDBOX",
@@ -44,16 +46,33 @@ func newSnapshotCreate(p *command.Program) *cobra.Command {
 
 The sandbox may run, be paused or have ended. A running sandbox is frozen for some
 milliseconds. If the storage pool is a plain directory, it is frozen for as long as
-copying its files takes. Memory and processes are not part of a snapshot.`,
+copying its files takes.
+
+With --memory, the snapshot also has the memory and the processes of the sandbox, which
+runs on gVisor: "create --from SNAPSHOT --with-memory" makes sandboxes in which the
+programs go on where they were. The sandbox stands still for some 0.3 ms for each MB of
+its memory. With --leave-running=false, it is stopped when the snapshot is ready.`,
 		Example: `  sandboxctl snapshot create lab
-  sandboxctl snapshot create lab --name before-upgrade`,
+  sandboxctl snapshot create lab --name before-upgrade
+  sandboxctl snapshot create --memory lab --name warmed-up`,
 		Args: cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			s, err := cl.Snapshots().Create(ctx, args[0], name, !noWait)
+			if !leave && (!memory || noWait) {
+				return errs.New(errs.Invalid, "--leave-running=false stops the sandbox when its memory has been kept: it needs --memory, "+
+					"and excludes --no-wait")
+			}
+			create := cl.Snapshots().Create
+			if memory {
+				create = cl.Snapshots().CreateWithMemory
+			}
+			s, err := create(ctx, args[0], name, !noWait)
 			if err != nil {
 				return err
 			}
 			err = o.One(s, s.ID)
+			if err == nil && !leave && s.Status.State == wire.SnapshotReady {
+				err = cl.Stop(ctx, args[0], 0)
+			}
 			if err == nil && s.Status.State == wire.SnapshotFailed {
 				err = errs.New(errs.Internal, "snapshot %s failed: %s; `sandboxctl snapshot rm %s` removes what is left of it",
 					s.ID, s.Status.Message, s.ID)
@@ -63,6 +82,8 @@ copying its files takes. Memory and processes are not part of a snapshot.`,
 	}
 	o.Flags(cmd, true)
 	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot, which no other snapshot has")
+	cmd.Flags().BoolVar(&memory, "memory", false, "also keep the memory and the processes of the sandbox, which must run on gVisor")
+	cmd.Flags().BoolVar(&leave, "leave-running", true, "with --memory: let the sandbox run on when its memory has been kept")
 	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, without waiting for the snapshot")
 	return cmd
 }

@@ -16,8 +16,14 @@ import (
 func newSystemDf(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
-		Use:     "df",
-		Short:   "Print the disk usage of images, sandboxes and snapshots on the host",
+		Use:   "df",
+		Short: "Print the disk usage of images, sandboxes and snapshots on the host",
+		Long: `Print the disk usage of images, sandboxes and snapshots on the host.
+
+ACTIVE are images that a sandbox uses, sandboxes that have not ended, and snapshots that
+are being taken or read, or from which a sandbox is being created. The size of a snapshot
+is what it held when it was taken. What it shares with others counts in each, so
+removing it may give back less.`,
 		Example: `  sandboxctl system df`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
@@ -36,7 +42,52 @@ func newSystemDf(p *command.Program) *cobra.Command {
 	return cmd
 }
 
+// summary says of each kind how many there are, how many are used, what they take and what
+// removing the others would give back. Of files that several snapshots and sandboxes share,
+// nothing comes back before the last of them is gone.
+func summary(df wire.DiskUsage) [][]string {
+	row := func(kind string, total, active int, size, reclaimable int64) []string {
+		percent := ""
+		if size > 0 {
+			percent = fmt.Sprintf(" (%d%%)", 100*reclaimable/size)
+		}
+		return []string{kind, fmt.Sprint(total), fmt.Sprint(active), text.Bytes(size), text.Bytes(reclaimable) + percent}
+	}
+	var imagesUsed, live, held int
+	var disks, ended, snapshots, free int64
+	for _, i := range df.Images {
+		if i.Sandboxes > 0 {
+			imagesUsed++
+		}
+	}
+	for _, d := range df.Sandboxes {
+		disks += d.Bytes
+		if d.State == wire.Terminated || d.State == wire.Failed {
+			ended += d.Bytes
+		} else {
+			live++
+		}
+	}
+	for _, d := range df.Snapshots {
+		snapshots += d.Bytes
+		if d.InUse {
+			held++
+		} else {
+			free += d.Bytes
+		}
+	}
+	return [][]string{
+		row("Images", len(df.Images), imagesUsed, df.LayerBytes, max(0, df.ReclaimableBytes-ended)),
+		row("Sandboxes", len(df.Sandboxes), live, disks, ended),
+		row("Snapshots", len(df.Snapshots), held, snapshots, free),
+	}
+}
+
 func printDf(df wire.DiskUsage) error {
+	if err := text.Table(os.Stdout, []string{"TYPE", "TOTAL", "ACTIVE", "SIZE", "RECLAIMABLE"}, summary(df)); err != nil {
+		return err
+	}
+	fmt.Println()
 	var images, disks [][]string
 	for _, i := range df.Images {
 		images = append(images, []string{i.Name + ":" + i.Tag, text.Bytes(i.Bytes), text.Bytes(i.SharedBytes), fmt.Sprint(i.Sandboxes)})
@@ -81,6 +132,7 @@ func printDf(df wire.DiskUsage) error {
 	if df.Lost > 0 {
 		fmt.Printf("disks and snapshots in lost+found: %d; each is removed after a day\n", df.Lost)
 	}
-	_, err := fmt.Printf("%s can be freed by removing unused images and ended sandboxes\n", text.Bytes(df.ReclaimableBytes))
+	_, err := fmt.Printf("%s can be freed by removing unused images and ended sandboxes (sandboxctl system prune -a)\n",
+		text.Bytes(df.ReclaimableBytes))
 	return err
 }

@@ -18,10 +18,10 @@ func Commands(p *command.Program) []*cobra.Command {
 
 func newSystem(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "system", Short: "Show the daemon and its host, drain it, and back up and restore its state",
+		Use: "system", Short: "Show the daemon and its host, prune and drain it, and back up and restore its state",
 		Example: `  sandboxctl system info
   sandboxctl system backup -o state.tar.gz`,
 	}
-	cmd.AddCommand(newSystemInfo(p), newSystemDf(p), newSystemDrain(p), newSystemBackup(p), newSystemRestore())
+	cmd.AddCommand(newSystemInfo(p), newSystemDf(p), newSystemPrune(p), newSystemDrain(p), newSystemBackup(p), newSystemRestore())
 	return cmd
 }

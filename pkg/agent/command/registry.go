@@ -1,7 +1,9 @@
 package command
 
 import (
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -132,6 +134,33 @@ func (g *Registry) pressed() {
 		}
 	})
 }
+
+// LoseClients ends the replies to all who watch commands, since none of them will come back.
+// Commands go on, and their output is kept.
+func (g *Registry) LoseClients() {
+	g.mu.Lock()
+	all := slices.Collect(maps.Values(g.byID))
+	g.mu.Unlock()
+	for _, c := range all {
+		c.loseClient()
+	}
+}
+
+// ForgetEnded forgets the commands that have ended.
+func (g *Registry) ForgetEnded() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range g.old {
+		delete(g.byID, c.ID)
+		c.Output.Drop()
+	}
+	g.old, g.inUse = nil, 0
+	clear(g.memory)
+}
+
+// SetOutputLimits changes how many bytes of output are kept in files: in all, and of each
+// command that starts from now on.
+func (g *Registry) SetOutputLimits(total, each int64) { g.books.SetLimits(total, each) }
 
 // DropAll frees the output of every command but the entrypoint.
 func (g *Registry) DropAll() {

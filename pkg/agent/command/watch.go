@@ -133,6 +133,22 @@ func (c *Command) claim(s *reply.Stream) {
 	c.watch.holder = s
 }
 
+// loseClient ends the reply to a client that will not come back: c waits for nobody.
+func (c *Command) loseClient() {
+	c.watch.mu.Lock()
+	s := c.watch.holder
+	if s != nil {
+		s.Detach() // under mu: as in claim
+	}
+	c.watch.mu.Unlock()
+	c.watch.feed.Lock()
+	defer c.watch.feed.Unlock()
+	if c.watch.live == s { // so that its handler, which returns later, does not wait for it
+		c.watch.live = nil
+	}
+	c.goOn()
+}
+
 // keep takes output of c: into the ring, and to the client that is there.
 func (c *Command) keep(stream byte, framed []byte, last bool) {
 	b := framed[agent.FrameHeader:]

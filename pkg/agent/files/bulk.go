@@ -16,13 +16,16 @@ const (
 )
 
 // A BulkListener makes connections that read in large pieces once they carry much.
-type BulkListener struct{ net.Listener }
+type BulkListener struct {
+	net.Listener
+	Closed func(net.Conn) // called when one of them is closed, perhaps more than once; nil: nothing is
+}
 
 // Accept returns a *bulkConn.
 func (l BulkListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if tcp, ok := c.(*net.TCPConn); ok && err == nil {
-		return &bulkConn{TCPConn: tcp}, nil
+		return &bulkConn{TCPConn: tcp, closed: l.Closed}, nil
 	}
 	return c, err
 }
@@ -34,6 +37,15 @@ type bulkConn struct {
 	seen   int    // bytes read before the buffer
 	buf    []byte // nil: reads go straight through
 	unread []byte // part of buf
+	closed func(net.Conn)
+}
+
+// Close closes the connection.
+func (c *bulkConn) Close() error {
+	if c.closed != nil {
+		c.closed(c)
+	}
+	return c.TCPConn.Close()
 }
 
 // Read reads what is there, from the buffer first.

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -26,6 +27,8 @@ type Context struct {
 
 	host    Host
 	l       *language
+	path    string // of its program
+	place   Place  // guarded by Contexts.mu
 	proc    Process
 	conn    *os.File // our end of the channel
 	out     []*pump  // standard output and error, and the terminal if it has one
@@ -44,6 +47,7 @@ type Context struct {
 	// settles counts how often it was asked to settle. Only the call that is starting
 	// uses it.
 	settles int
+	seed    []byte // it is to have before its next call; nil: none
 	how     string // why the agent killed it
 	dead    bool
 	died    string // how it ended
@@ -82,27 +86,32 @@ func appendJSON(dst []byte, v any) []byte {
 	return append(dst, b...)
 }
 
-// start starts a driver and waits until it answers.
-func start(h Host, l *language, p Place) (*Context, error) {
-	path, names := "", l.programs(p.Env)
-	for _, name := range names {
-		if path = h.Look(name, p.Env); path != "" {
-			break
+// find looks for the program of l; "": there is none.
+func (l *language) find(h Host, env map[string]string) string {
+	for _, name := range l.programs(env) {
+		if path := h.Look(name, env); path != "" {
+			return path
 		}
 	}
+	return ""
+}
+
+// start starts a driver and waits until it answers.
+func start(h Host, l *language, p Place) (*Context, error) {
+	path := l.find(h, p.Env)
 	if path == "" {
 		return nil, fmt.Errorf("start a %s context: %w: none of %s is in its PATH (%s)",
-			l.name, ErrProgram, strings.Join(names, ", "), p.Env["PATH"])
+			l.name, ErrProgram, strings.Join(l.programs(p.Env), ", "), p.Env["PATH"])
 	}
-	for k, v := range l.env {
-		p.Env[k] = v
-	}
+	p.Moves = 0
 	c := &Context{
 		ID: randomHex(16), Language: l.name, Dir: p.Dir,
-		host: h, l: l, secret: randomHex(16),
+		host: h, l: l, path: path, place: p, secret: randomHex(16),
 		writes: make(chan []byte, unread),
 		ready:  make(chan struct{}), settled: make(chan int, 1), done: make(chan struct{}),
 	}
+	p.Env = maps.Clone(p.Env)
+	maps.Copy(p.Env, l.env)
 	if err := c.spawn(path, p); err != nil {
 		return nil, fmt.Errorf("start a %s context: %w", l.name, err)
 	}
@@ -175,7 +184,7 @@ func (c *Context) spawn(path string, p Place) (err error) {
 	var tty *os.File
 	if c.l.terminal {
 		var theirTTY int
-		if tty, theirTTY, err = c.host.Terminal(); err != nil {
+		if tty, theirTTY, err = c.host.Terminal(p); err != nil {
 			return err
 		}
 		theirs = append(theirs, theirTTY)

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -73,11 +74,13 @@ type Process interface {
 	KillLeft()  // processes that it has started and left behind, after its end
 }
 
-// A Place is where a driver runs.
+// A Place is where a driver runs, and as whom.
 type Place struct {
 	Dir    string
 	Env    map[string]string
 	Memory int64 // bytes that the sandbox has; 0: unlimited
+	Cred   *syscall.Credential
+	Moves  int // Contexts.Moves, asked before the rest was found out
 }
 
 // A Host starts processes. The agent is one.
@@ -88,9 +91,9 @@ type Host interface {
 	// Start starts path with fds as its descriptors 0, 1, 2, …. If path is Self, that
 	// is a program that calls Drive first.
 	Start(path string, argv []string, p Place, fds []uintptr) (Process, error)
-	// Terminal makes a pseudo-terminal without a size (pty(7)), both ends
-	// close-on-exec. The caller closes them.
-	Terminal() (ours *os.File, theirs int, err error)
+	// Terminal makes a pseudo-terminal without a size (pty(7)) for who runs at p, both
+	// ends close-on-exec. The caller closes them.
+	Terminal(p Place) (ours *os.File, theirs int, err error)
 	// Go runs f beside the caller. The agent reports a panic of f.
 	Go(f func())
 }
@@ -106,6 +109,9 @@ type Contexts struct {
 	mu       sync.Mutex
 	all      []*Context // live ones, oldest first
 	reserved int        // contexts that are being started
+	moves    int        // how often Move was called
+	seed     []byte     // of the last Reseed
+	seeds    int        // how often that was
 	dead     []death    // oldest first
 	standing map[string]*standing
 }
@@ -113,7 +119,7 @@ type Contexts struct {
 // standing is the context of a language for calls that name no context.
 type standing struct {
 	mu sync.Mutex // held while it is made
-	c  *Context
+	c  atomic.Pointer[Context]
 }
 
 type death struct{ id, why string }
@@ -158,7 +164,12 @@ func (cs *Contexts) Make(language string, p Place) (*Context, error) {
 		return nil, fmt.Errorf("%w: this sandbox has %d, which is the limit: delete some with DELETE /code/contexts/{id}",
 			ErrTooMany, MaxContexts)
 	}
+	if cs.moves != p.Moves {
+		cs.mu.Unlock()
+		return nil, moved(language)
+	}
 	cs.reserved++
+	seeds := cs.seeds
 	cs.mu.Unlock()
 	cs.slots <- struct{}{}
 	c, err := start(cs.Host, l, p)
@@ -170,6 +181,14 @@ func (cs *Contexts) Make(language string, p Place) (*Context, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cs.moves != p.Moves {
+		c.deleted = true
+		c.kill("the sandbox became another one")
+		return nil, moved(language)
+	}
+	if cs.seeds != seeds {
+		c.reseed(cs.seed)
+	}
 	c.grace = cs.Grace
 	if c.grace == 0 {
 		c.grace = Grace
@@ -180,6 +199,10 @@ func (cs *Contexts) Make(language string, p Place) (*Context, error) {
 		cs.noteDeath(c)
 	})
 	return c, nil
+}
+
+func moved(language string) error {
+	return fmt.Errorf("start a %s context: the sandbox became another one meanwhile", language)
 }
 
 // noteDeath keeps why c died, unless it was deleted.
@@ -212,14 +235,14 @@ func (cs *Contexts) Standing(language string, p Place) (*Context, error) {
 	cs.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.c != nil && s.c.Alive() {
-		return s.c, nil
+	if c := s.c.Load(); c != nil && c.Alive() {
+		return c, nil
 	}
 	c, err := cs.Make(language, p)
 	if err != nil {
 		return nil, err
 	}
-	s.c = c
+	s.c.Store(c)
 	return c, nil
 }
 

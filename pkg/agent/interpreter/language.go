@@ -45,6 +45,15 @@ type language struct {
 	// and means that an interrupt is also a SIGINT. The driver answers with a frame
 	// "settled" and n as its status once no earlier SIGINT can have an effect.
 	settle func(secret string, n int) []byte
+	// reseed, if not nil, makes a message after which code draws other random numbers. The
+	// driver does not answer.
+	reseed func(secret string, seed []byte) []byte
+	// move, if not nil, makes a message by which a driver that has run nothing gets another
+	// environment and limit of memory. It does not answer, and ends if it cannot. reads begins the names of variables
+	// that its program reads when it starts; fixed: it cannot be told another limit of memory.
+	move  func(from, to Place) []byte
+	reads string
+	fixed bool
 }
 
 //go:embed drivers/python_start.py
@@ -74,6 +83,9 @@ var languages = []*language{
 		},
 		request: jsonRequest,
 		settle:  jsonSettle,
+		reseed:  jsonReseed,
+		move:    jsonMove,
+		reads:   "PYTHON",
 	},
 	node("javascript"),
 	node("typescript"),
@@ -91,6 +103,7 @@ var languages = []*language{
 		source:  javaDriver,
 		hello:   secretOnly,
 		request: sizedRequest, interrupt: sizedInterrupt,
+		reseed: func(_ string, seed []byte) []byte { return fmt.Appendf(nil, "0 -2 %x\n", seed[:8]) },
 	},
 	{
 		name: "go",
@@ -137,6 +150,10 @@ var languages = []*language{
 		// read, so interrupt sends the line once more.
 		interrupt: func(secret string, _ int) []byte { return bashSays(secret, "done", "$?") },
 		settle:    func(secret string, n int) []byte { return bashSays(secret, "settled", strconv.Itoa(n)) },
+		// A RANDOM that somebody has unset is a variable like any other.
+		reseed: func(_ string, seed []byte) []byte {
+			return fmt.Appendf(nil, "{ [[ ${RANDOM@a} == *i* ]] && RANDOM=$((16#%x)); } 2>/dev/null\n", seed[:4])
+		},
 	},
 }
 
@@ -182,6 +199,10 @@ func node(name string) *language {
 		// A SIGINT ends a busy loop; this message ends code that awaits.
 		interrupt: func(_ string, count int) []byte { return fmt.Appendf(nil, "{\"interrupt\":%d}\n", count) },
 		settle:    jsonSettle,
+		reseed:    jsonReseed,
+		move:      jsonMove,
+		reads:     "NODE",
+		fixed:     true, // see nodeHeap
 	}
 }
 
@@ -227,7 +248,10 @@ func javaArguments(_ string, p Place) []string {
 	if p.Memory > 0 {
 		argv = append(argv, fmt.Sprintf("-Xmx%dm", max(p.Memory>>21, 16)))
 	}
-	return append(argv, "--add-opens", "java.base/java.io=ALL-UNNAMED", "--source", "11", "/dev/stdin")
+	for _, name := range []string{"java.io", "java.lang", "java.util", "java.util.concurrent"} { // see the driver
+		argv = append(argv, "--add-opens", "java.base/"+name+"=ALL-UNNAMED")
+	}
+	return append(argv, "--source", "11", "/dev/stdin")
 }
 
 // bashQuote writes text as one word and one line of bash.
@@ -254,6 +278,32 @@ func jsonRequest(_, code string, count int) []byte {
 }
 
 func jsonSettle(_ string, n int) []byte { return fmt.Appendf(nil, "{\"settle\":%d}\n", n) }
+
+func jsonReseed(_ string, seed []byte) []byte { return fmt.Appendf(nil, "{\"reseed\":\"%x\"}\n", seed) }
+
+// jsonMove has what differs between two places. A program of the image may have started the
+// driver with other variables than those it got: if it changed one of these, the driver ends.
+func jsonMove(from, to Place) []byte {
+	env := map[string][2]*string{} // before and after; nil: not set
+	for _, e := range []map[string]string{from.Env, to.Env} {
+		for k := range e {
+			before, was := from.Env[k]
+			after, is := to.Env[k]
+			if was && is && before == after {
+				continue
+			}
+			var both [2]*string
+			if was {
+				both[0] = &before
+			}
+			if is {
+				both[1] = &after
+			}
+			env[k] = both
+		}
+	}
+	return append(appendJSON(nil, map[string]any{"move": map[string]any{"env": env, "memory": to.Memory}}), '\n')
+}
 
 // sizedRequest is a call for drivers that read no JSON: a line with the count and the
 // size in bytes, and the code.

@@ -158,7 +158,12 @@ func (r *Run) send(code string) {
 	}
 	c.mu.Lock()
 	r.sent = true
+	seed := c.seed
+	c.seed = nil
 	c.mu.Unlock()
+	if seed != nil {
+		c.writes <- c.l.reseed(c.secret, seed)
+	}
 	if !c.l.begins {
 		c.begin(r)
 	}

@@ -5,11 +5,11 @@ import "sync"
 // Books bound how much the files of all rings of a sandbox hold together.
 type Books struct {
 	dir     string
-	limit   int64 // bytes of files, together
-	each    int64 // bytes of one file
 	pressed func()
 
 	mu     sync.Mutex
+	limit  int64 // bytes of files, together
+	each   int64 // bytes of one file
 	inFile int64 // reserved
 }
 
@@ -21,7 +21,18 @@ func NewBooks(dir string, limit, each int64, pressed func()) *Books {
 }
 
 // NewRing makes a ring whose file is called name.
-func (b *Books) NewRing(name string) *Ring { return &Ring{books: b, name: name} }
+func (b *Books) NewRing(name string) *Ring {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return &Ring{books: b, name: name, each: b.each}
+}
+
+// SetLimits changes the limits. Rings that exist keep their own.
+func (b *Books) SetLimits(limit, each int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.limit, b.each = limit, each
+}
 
 // InFile returns the bytes of file that are reserved for all rings.
 func (b *Books) InFile() int64 {

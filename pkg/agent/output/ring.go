@@ -36,6 +36,7 @@ type Ring struct {
 
 	books *Books
 	name  string
+	each  int64 // bytes of its file at most
 
 	mu       sync.Mutex
 	mem      []byte
@@ -84,7 +85,7 @@ func (r *Ring) Write(b []byte) (int, error) {
 // spill moves the output from memory to a file. If that fails, the ring stays in
 // memory, as large as InMemory allows.
 func (r *Ring) spill() {
-	first := min(step, r.books.each)
+	first := min(step, r.each)
 	if !r.books.reserve(first) {
 		r.wrapInMemory()
 		return
@@ -190,7 +191,7 @@ func (r *Ring) retreat() {
 
 // grow raises the file's share so that n more bytes fit, or decides where it wraps.
 func (r *Ring) grow(n int64) {
-	want := min((r.end+n+step-1)/step*step, r.books.each)
+	want := min((r.end+n+step-1)/step*step, r.each)
 	if want > r.reserved && r.books.reserve(want-r.reserved) {
 		r.reserved = want
 	}
@@ -288,7 +289,7 @@ func (r *Ring) Limit() int64 {
 	if r.size > 0 {
 		return r.size
 	}
-	return r.books.each
+	return r.each
 }
 
 // InFile returns the bytes of file reserved for r.

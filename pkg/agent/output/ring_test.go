@@ -84,7 +84,7 @@ func TestRing(t *testing.T) {
 // memory, and nothing fails.
 func TestRingWithoutDisk(t *testing.T) {
 	for name, wrapped := range map[string]int{"before it wraps": 100_000, "after it wrapped": 800_000} {
-		r := &Ring{books: &Books{dir: t.TempDir(), limit: 1 << 30, each: 300_000, pressed: func() {}}, name: "x"}
+		r := &Ring{books: &Books{dir: t.TempDir(), limit: 1 << 30, pressed: func() {}}, each: 300_000, name: "x"}
 		var want []byte
 		write := func(n int) {
 			b := make([]byte, n)

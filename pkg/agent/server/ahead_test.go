@@ -58,8 +58,8 @@ func (e *env) warm(req agent.CommandRequest) (events string, took bool) {
 // cold runs a command by a shell of its own.
 func (e *env) cold(req agent.CommandRequest) string {
 	e.Helper()
-	e.s.ahead.On = false
-	defer func() { e.s.ahead.On = true }()
+	e.s.ahead.On.Store(false)
+	defer func() { e.s.ahead.On.Store(true) }()
 	return e.events(req)
 }
 
@@ -87,7 +87,7 @@ func (e *env) programs() {
 			}
 		}
 	}
-	e.s.guest.env["PATH"] = bin + ":/usr/bin:/bin"
+	e.s.guest().env["PATH"] = bin + ":/usr/bin:/bin"
 	if err := os.Mkdir(filepath.Join(e.dir, "sub dir"), 0o755); err != nil {
 		e.Fatal(err)
 	}
@@ -311,7 +311,7 @@ func TestAheadIsDropped(t *testing.T) {
 
 	w = e.waits()
 	file := filepath.Join(e.dir, "envs")
-	e.s.guest.env["EXECD_ENVS"] = file
+	e.s.guest().env["EXECD_ENVS"] = file
 	e.waits()
 	e.gone(w) // the environment is another
 	if err := os.WriteFile(file, []byte("FROM=file\n"), 0o600); err != nil {
@@ -400,7 +400,7 @@ func TestAheadThatDied(t *testing.T) {
 // warning of its start, there is none after a while.
 func TestAheadThatWarns(t *testing.T) {
 	e := aheadEnv(t)
-	e.s.guest.env["LC_ALL"] = "xx_XX.UTF-8"
+	e.s.guest().env["LC_ALL"] = "xx_XX.UTF-8"
 	for deadline := time.Now().Add(20 * time.Second); !e.s.ahead.Never(); time.Sleep(time.Millisecond) { // until bash has written
 		if e.s.ahead.Refill(); time.Now().After(deadline) {
 			t.Fatal("they are made for ever")
@@ -454,7 +454,7 @@ func TestAheadOfOthers(t *testing.T) {
 		t.Error("it is tried again")
 	}
 	sh := aheadEnvWith(t, agent.Bootstrap{Env: map[string]string{"PATH": "/nope"}})
-	sh.s.guest.env["BASH_ENV"] = "/nope"
+	sh.s.guest().env["BASH_ENV"] = "/nope"
 	sh.s.ahead.Refill()
 	if sh.s.ahead.Waiting() != nil {
 		t.Error("a shell waits whose start would have effects")
@@ -486,11 +486,11 @@ func TestAheadDifferences(t *testing.T) {
 		return string(b), uint64(fi.ModTime().UnixNano())
 	}
 	const command = "echo go; sleep 60; echo no"
-	e.s.ahead.On = false
+	e.s.ahead.On.Store(false)
 	if got, _ := see(command); got != "bash\x00-c\x00"+command+"\x00" {
 		t.Errorf("cold: %q", got)
 	}
-	e.s.ahead.On = true
+	e.s.ahead.On.Store(true)
 	// 1. The command line of the shell is not the command's, and it is older.
 	w := e.waits()
 	before := time.Now()
@@ -510,7 +510,7 @@ func TestAheadDifferences(t *testing.T) {
 		t.Errorf("%v\n%s\nwant, but for a line,\n%s", took, warm, cold)
 	}
 	// If the command itself takes the program away, exec is named.
-	bin, _, _ := strings.Cut(e.s.guest.env["PATH"], ":")
+	bin, _, _ := strings.Cut(e.s.guest().env["PATH"], ":")
 	says := func(run func(c agent.CommandRequest) string) string {
 		if err := os.WriteFile(bin+"/removed", []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
 			t.Fatal(err)
@@ -607,7 +607,7 @@ func TestAheadOfAnotherUser(t *testing.T) {
 	}
 	e := aheadEnvWith(t, agent.Bootstrap{User: "65534:65533", Workdir: "/"})
 	e.programs()
-	e.s.guest.env["PATH"] = "/usr/bin:/bin"
+	e.s.guest().env["PATH"] = "/usr/bin:/bin"
 	closed := t.TempDir()
 	if err := os.Chmod(closed, 0o700); err != nil {
 		t.Fatal(err)

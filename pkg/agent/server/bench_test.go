@@ -95,10 +95,10 @@ func BenchmarkAhead(b *testing.B) {
 	s, do := benchEnv(b)
 	for name, body := range map[string]string{"ahead": `{"command":"true"}`, "cold": `{"argv":["bash","-c","true"]}`} {
 		b.Run(name, func(b *testing.B) {
-			s.ahead.On = name == "ahead"
+			s.ahead.On.Store(name == "ahead")
 			var took []float64
 			for b.Loop() {
-				if s.ahead.On {
+				if s.ahead.On.Load() {
 					s.ahead.Refill()
 					time.Sleep(10 * time.Millisecond) // off the clock that counts
 				}

@@ -14,7 +14,7 @@ import (
 // code is the code interpreter over HTTP.
 type code struct {
 	contexts interpreter.Contexts
-	guest    *guest
+	guest    func() *guest // that of the moment
 	limits   func() agent.Limits
 	stopping func() bool // nothing new is started
 	// command runs code without a language.
@@ -77,30 +77,41 @@ func (c *code) place(cwd string) (interpreter.Place, error) {
 	if strings.IndexByte(cwd, 0) >= 0 {
 		return interpreter.Place{}, bad(errors.New("cwd contains a NUL byte"))
 	}
-	env, err := c.guest.Env()
+	moves, g := c.contexts.Moves(), c.guest()
+	env, err := g.Env()
 	if err != nil {
 		return interpreter.Place{}, bad(err)
 	}
 	var dir, real string
-	proc.BriefTurns.Do(func() { dir, real, err = c.guest.WorkingDir(cwd, env) })
+	proc.BriefTurns.Do(func() { dir, real, err = g.WorkingDir(cwd, env) })
 	if err != nil {
 		return interpreter.Place{}, bad(err)
 	}
 	env["PWD"] = real
-	return interpreter.Place{Dir: dir, Env: env, Memory: c.limits().MemoryBytes}, nil
+	return interpreter.Place{Dir: dir, Env: env, Memory: c.limits().MemoryBytes, Cred: g.cred, Moves: moves}, nil
 }
 
 // prestart makes the standing contexts of languages, one after the other, so
 // that the first calls need not wait for them. A context that cannot be made now is
-// made, or refused, when a client asks for it.
-func (c *code) prestart(languages []string) {
+// made, or refused, when a client asks for it. It ends when still returns false.
+func (c *code) prestart(languages []string, still func() bool) {
 	for _, language := range languages {
 		p, err := c.place("")
-		if err != nil || c.stopping() {
+		if err != nil || c.stopping() || !still() {
 			return
 		}
 		c.contexts.Standing(language, p) //nolint:errcheck // the first call will say it
 	}
+}
+
+// move has the contexts that were made before an adoption be those that the new sandbox
+// wants, or none.
+func (c *code) move(wanted []string) {
+	p, err := c.place("")
+	if err != nil {
+		wanted = nil // its environment file cannot be read, and calls will say so
+	}
+	c.contexts.Move(p, wanted)
 }
 
 // make is POST /code/context.

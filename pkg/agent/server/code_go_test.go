@@ -23,8 +23,8 @@ func newGoEnv(t *testing.T) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.s.guest.env["TMPDIR"] = t.TempDir() // in which nobody else builds
-	e.s.guest.env["GOCACHE"] = cmp.Or(os.Getenv("GOCACHE"), cache+"/go-build")
+	e.s.guest().env["TMPDIR"] = t.TempDir() // in which nobody else builds
+	e.s.guest().env["GOCACHE"] = cmp.Or(os.Getenv("GOCACHE"), cache+"/go-build")
 	return e
 }
 
@@ -102,8 +102,8 @@ func TestCodeGoInterrupt(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.program("go1.99", "echo begun > "+fifo+"; sleep 100; exit 0")
-	e.s.guest.env["PATH"] += ":" + e.dir
-	e.s.guest.env["GO_VERSION"] = "1.99.3"
+	e.s.guest().env["PATH"] += ":" + e.dir
+	e.s.guest().env["GO_VERSION"] = "1.99.3"
 	c = e.context("go")
 	end := make(chan string)
 	go func() { end <- e.cell(c, hello) }()
@@ -135,16 +135,16 @@ func TestCodeVersions(t *testing.T) {
 	} {
 		e := newGoEnv(t)
 		e.program(x.name, "CHOSEN="+x.name+"; export CHOSEN; exec "+x.program+" \"$@\"")
-		e.s.guest.env["PATH"] += ":" + e.dir
-		e.s.guest.env[x.variable] = x.version
+		e.s.guest().env["PATH"] += ":" + e.dir
+		e.s.guest().env[x.variable] = x.version
 		want := "stdout \"" + x.name + "\\n\"\ncomplete"
 		if language == "go" { // it compiles, and the program runs without it
 			e.program(x.name, "echo "+x.name+" >&2; exit 1")
 			want = "error CompileError \"" + x.name + "\""
 		}
 		e.inOrder(e.context(language), []cellCase{{x.code, want}})
-		e.s.guest.env[x.variable] = "../../99"
-		e.s.guest.env["CHOSEN"] = "default"
+		e.s.guest().env[x.variable] = "../../99"
+		e.s.guest().env["CHOSEN"] = "default"
 		e.inOrder(e.context(language), []cellCase{{x.code, "stdout \"default\\n\"\ncomplete"}})
 	}
 }
@@ -250,8 +250,8 @@ func TestCodeMemoryOfAll(t *testing.T) {
 func TestCodeGoAgain(t *testing.T) {
 	e := newGoEnv(t)
 	e.program("go1.99", "echo >> "+e.dir+"/built; exec go \"$@\"")
-	e.s.guest.env["PATH"] += ":" + e.dir
-	e.s.guest.env["GO_VERSION"] = "1.99"
+	e.s.guest().env["PATH"] += ":" + e.dir
+	e.s.guest().env["GO_VERSION"] = "1.99"
 	c := e.context("go")
 	built := func() int {
 		b, _ := os.ReadFile(e.dir + "/built")

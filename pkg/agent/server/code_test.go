@@ -616,7 +616,7 @@ func TestCodeBadInput(t *testing.T) {
 	if got := e.cell(c, big); got != "stdout \"big\\n\"\ncomplete" {
 		t.Errorf("5 MB of bash: %.200s", got)
 	}
-	e.s.guest.env["PATH"] = e.dir
+	e.s.guest().env["PATH"] = e.dir
 	if out := e.call(400, "POST", "/code/context", `{"language":"python"}`); !strings.Contains(out, "python3") ||
 		!strings.Contains(out, e.dir) {
 		t.Errorf("an image without python: %s", out)
@@ -642,7 +642,7 @@ func TestCodeLanguages(t *testing.T) {
 // refused when it is asked for.
 func TestCodePrestart(t *testing.T) {
 	e := newCodeEnv(t)
-	e.s.code.prestart([]string{"cobol", "bash", "python"})
+	e.s.prestart([]string{"cobol", "bash", "python"}, e.s.opens.Load())
 	var list []agent.CodeContext
 	if err := json.Unmarshal([]byte(e.call(200, "GET", "/code/contexts", nil)), &list); err != nil || len(list) != 2 ||
 		list[0].Language != "bash" || list[1].Language != "python" {
@@ -740,8 +740,8 @@ func TestCodeReadiness(t *testing.T) {
 		{"70000", "", ""},
 		{"", "http://127.0.0.1:44771", ""},
 	} {
-		e.s.guest.env["JUPYTER_PORT"], e.s.guest.env["JUPYTER_HOST"] = x.port, x.host
-		if got := e.s.guest.jupyterAddress(); got != x.want {
+		e.s.guest().env["JUPYTER_PORT"], e.s.guest().env["JUPYTER_HOST"] = x.port, x.host
+		if got := e.s.guest().jupyterAddress(); got != x.want {
 			t.Errorf("JUPYTER_PORT=%q JUPYTER_HOST=%q: %q, want %q", x.port, x.host, got, x.want)
 		}
 	}

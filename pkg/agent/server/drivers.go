@@ -13,7 +13,7 @@ import (
 )
 
 // drivers starts the drivers of contexts, as the guest's user.
-type drivers struct{ guest *guest }
+type drivers struct{}
 
 func (drivers) Look(name string, env map[string]string) (path string) {
 	proc.BriefTurns.Do(func() {
@@ -31,13 +31,15 @@ func (drivers) Look(name string, env map[string]string) (path string) {
 	return path
 }
 
-func (d drivers) Terminal() (*os.File, int, error) { return proc.OpenTTY(0, 0, d.guest.cred) }
+func (drivers) Terminal(p interpreter.Place) (*os.File, int, error) {
+	return proc.OpenTTY(0, 0, p.Cred)
+}
 
 func (drivers) Go(f func()) { go proc.Guarded(f) }
 
-func (d drivers) Start(path string, argv []string, p interpreter.Place, fds []uintptr) (interpreter.Process, error) {
+func (drivers) Start(path string, argv []string, p interpreter.Place, fds []uintptr) (interpreter.Process, error) {
 	started, err := proc.Start(proc.Spec{
-		Path: path, Argv: argv, Env: shell.Environ(p.Env), Dir: p.Dir, Cred: d.guest.cred,
+		Path: path, Argv: argv, Env: shell.Environ(p.Env), Dir: p.Dir, Cred: p.Cred,
 		Files: [3]uintptr(fds[:3]), More: fds[3:], Mortal: true,
 	})
 	if err != nil {

@@ -15,20 +15,28 @@ import (
 
 // start is what the entrypoint is made of.
 type start struct {
+	guest   *guest     // as whom, where, with what environment
 	argv    []string   // as the daemon sent it; once it is prepared, as it is executed
 	literal bool       // one element is never split into words
 	split   string     // the one element that was; empty: none was
 	ends    []int      // its ends of the pipes for its output
 	script  *preScript // nil: none is read first
+	command *command.Command
+}
+
+// startOf is the entrypoint that b asks for.
+func startOf(b *agent.Bootstrap, g *guest) start {
+	return start{guest: g, argv: b.Entrypoint, literal: b.Literal}
 }
 
 // prepareEntrypoint resolves the entrypoint and makes its working directory. On failure
 // it returns what startEntrypoint does.
-func (s *Server) prepareEntrypoint() (code int, err error) {
-	if err := os.MkdirAll(s.guest.workdir, 0o755); err != nil {
+func (s *Server) prepareEntrypoint(st *start) (code int, err error) {
+	g := st.guest
+	if err := os.MkdirAll(g.workdir, 0o755); err != nil {
 		return 1, fmt.Errorf("create the working directory of the image: %w", err)
 	}
-	argv, err := s.guest.entrypointArgs(s.start.argv)
+	argv, err := g.entrypointArgs(st.argv)
 	if err != nil {
 		return 127, err
 	}
@@ -36,17 +44,17 @@ func (s *Server) prepareEntrypoint() (code int, err error) {
 		return 0, nil
 	}
 	text := strings.Join(argv, " ")
-	if !s.start.literal && s.guest.isLine(argv) {
+	if !st.literal && g.isLine(argv) {
 		if argv, err = shell.Split(text); err != nil {
 			return 127, fmt.Errorf("%s %.100q: no program has this name, and it cannot be split into words: %w", agent.EntrypointID, text,
 				err)
 		}
-		s.start.split = text
+		st.split = text
 	}
-	if s.entrypoint, s.start.ends, err = s.commands.New(agent.EntrypointID, text, 1); err != nil {
+	if st.command, st.ends, err = s.commands.New(agent.EntrypointID, text, 1); err != nil {
 		return 1, fmt.Errorf("make a pipe for the entrypoint: %w", err)
 	}
-	if s.start.argv, s.start.script, err = s.guest.withPreScript(argv); err != nil {
+	if st.argv, st.script, err = g.withPreScript(argv); err != nil {
 		return 127, err
 	}
 	return 0, nil
@@ -71,30 +79,40 @@ func (g *guest) isLine(argv []string) bool {
 
 // startEntrypoint starts it as the image's user. On failure it returns the exit code
 // that a shell would have, and an error that says what to correct.
-func (s *Server) startEntrypoint() (code int, err error) {
-	if code, err = s.prepareEntrypoint(); err != nil || s.entrypoint == nil {
+func (s *Server) startEntrypoint(st *start) (code int, err error) {
+	if code, err = s.prepareEntrypoint(st); err != nil || st.command == nil {
 		return code, err
 	}
-	c, argv := s.entrypoint, s.start.argv
+	c, argv, g := st.command, st.argv, st.guest
 	l := &command.Launch{
-		Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(s.guest.ownEnv())},
-		Dir: s.guest.workdir, Cred: s.guest.cred,
+		Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(g.ownEnv())},
+		Dir: g.workdir, Cred: g.cred,
 	}
 	if !strings.Contains(l.Path, "/") {
-		l.Path = shell.LookPath(l.Path, s.guest.env["PATH"])
+		l.Path = shell.LookPath(l.Path, g.env["PATH"])
 	}
-	if script := s.start.script; script != nil {
+	if script := st.script; script != nil {
 		l.More = []uintptr{uintptr(script.end)}
 		defer syscall.Close(script.end)
 	}
-	if err := s.commands.Start(c, l, 0, false, s.start.ends); err != nil {
-		if s.start.split != "" {
-			err = fmt.Errorf("%w; it is the first word of %.100q, which names no program either", err, s.start.split)
+	if err := s.commands.Start(c, l, 0, false, st.ends); err != nil {
+		if st.split != "" {
+			err = fmt.Errorf("%w; it is the first word of %.100q, which names no program either", err, st.split)
 		}
 		return c.End().Code, err
 	}
 	c.Begin()
+	s.entrypoint.Store(c)
 	return 0, nil
+}
+
+// awaitStart waits until the entrypoint has read its pre-script and waits for something
+// itself. It reports false if the entrypoint has ended before.
+func (s *Server) awaitStart(st *start) bool {
+	if st.script != nil && !st.script.take(st.guest, st.command) {
+		return false
+	}
+	return s.settle(settleLimit)
 }
 
 // settleLimit bounds how long the first answer waits for the entrypoint. A program that
@@ -112,7 +130,7 @@ const settleLook = 500 * time.Microsecond
 // to wait. Most do within a few milliseconds. Two looks must agree: a look takes time, and
 // the last child may end after its parent was looked at.
 func (s *Server) settle(limit time.Duration) bool {
-	c := s.entrypoint
+	c := s.entrypoint.Load()
 	if c == nil {
 		return true
 	}

@@ -28,11 +28,11 @@ func entrypointOf(t *testing.T, literal bool, programs []string, argv ...string)
 		}
 	}
 	e := newEnvWith(t, agent.Bootstrap{Workdir: work, Env: map[string]string{"PATH": bin + ":/usr/bin:/bin"}})
-	e.s.start = start{argv: argv, literal: literal}
-	if code, err = e.s.startEntrypoint(); err != nil {
+	st := start{guest: e.s.guest(), argv: argv, literal: literal}
+	if code, err = e.s.startEntrypoint(&st); err != nil {
 		return "", code, err
 	}
-	c := e.s.entrypoint
+	c := e.s.entrypoint.Load()
 	<-c.Done()
 	if want := strings.Join(argv, " "); c.Status().Content != want {
 		t.Errorf("it shows %q, want %q as it was sent", c.Status().Content, want)
@@ -95,8 +95,8 @@ func TestEntrypointOfOneElement(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(e.dir, "a b"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	e.s.start.argv = []string{"./a b"}
-	if code, err := e.s.startEntrypoint(); err == nil || code != 126 || !strings.Contains(err.Error(), `"./a b": not executable`) {
+	st := start{guest: e.s.guest(), argv: []string{"./a b"}}
+	if code, err := e.s.startEntrypoint(&st); err == nil || code != 126 || !strings.Contains(err.Error(), `"./a b": not executable`) {
 		t.Errorf("%d, %v", code, err)
 	}
 }
@@ -122,11 +122,11 @@ func TestSettle(t *testing.T) {
 			if !e.s.settle(0) {
 				t.Error("without an entrypoint")
 			}
-			e.s.start.argv = []string{"sh", "-c", c.text}
-			if code, err := e.s.startEntrypoint(); err != nil {
+			st := start{guest: e.s.guest(), argv: []string{"sh", "-c", c.text}}
+			if code, err := e.s.startEntrypoint(&st); err != nil {
 				t.Fatal(code, err)
 			}
-			defer e.s.entrypoint.Process.KillTree()
+			defer e.s.entrypoint.Load().Process.KillTree()
 			start := time.Now()
 			ready := e.s.settle(c.limit)
 			if took := time.Since(start); ready != c.ready || c.limit != long && took < c.limit || took > long/2 {

@@ -123,7 +123,7 @@ func TestEnvFileOfAnotherUser(t *testing.T) {
 	}
 	e := newEnvWith(t, agent.Bootstrap{User: "65534:65534"})
 	at := filepath.Join(e.dir, "opt", "env")
-	e.s.guest.makeEnvFile(at)
+	e.s.guest().makeEnvFile(at)
 	fi, err := os.Stat(at)
 	if err != nil || fi.Mode().Perm() != 0o600 || fi.Sys().(*syscall.Stat_t).Uid != 65534 {
 		t.Errorf("%v, %v", fi, err)

@@ -15,10 +15,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
 // guest holds what a command starts with unless its request says otherwise: user, environment
-// and directory. Shells get it as shell.Guest.
+// and directory. An adoption puts another in its place.
 type guest struct {
 	user     proc.Identity
 	cred     *syscall.Credential // what a child must change to be user
@@ -29,17 +30,25 @@ type guest struct {
 	files    files.Files
 }
 
-// newGuest resolves the user of the image. workdir is absolute.
-func newGuest(image []string, b *agent.Bootstrap, workdir, stateDir string) (*guest, error) {
+// guest is what starts now starts with.
+func (s *Server) guest() *guest { return s.who.Load() }
+
+// newGuest resolves the user of the image.
+func (s *Server) newGuest(b *agent.Bootstrap) (*guest, error) {
+	workdir := cmp.Or(b.Workdir, "/")
+	if !filepath.IsAbs(workdir) {
+		return nil, fmt.Errorf("working directory %q of the image is not absolute", workdir)
+	}
 	g := &guest{workdir: workdir, accounts: &proc.Accounts{Passwd: "/etc/passwd", Group: "/etc/group"}}
 	var err error
 	if g.user, err = g.accounts.Resolve(b.User); err != nil {
 		return nil, fmt.Errorf("USER of the image: %w", err)
 	}
 	g.cred = g.user.Credential()
-	g.env = baseEnv(image, b, g.user)
+	g.env = baseEnv(s.environ, b, g.user)
 	g.given.Store(&b.Variables)
-	g.files = files.Files{Accounts: g.accounts, Workdir: workdir, StateDir: stateDir, User: g.user}
+	limits := func() agent.Limits { return *s.limits.Load() }
+	g.files = files.Files{Accounts: g.accounts, Workdir: workdir, StateDir: string(s.state), User: g.user, Limits: limits}
 	g.files.User.Home = g.env["HOME"] // an image may set another
 	return g, nil
 }
@@ -172,4 +181,25 @@ func expandPath(path string, env map[string]string) (string, error) {
 		return "", errors.New("cwd is empty after its variables were expanded")
 	}
 	return path, nil
+}
+
+// present is the guest of the moment, to shells.
+type present struct{ s *Server }
+
+var _ shell.Guest = present{}
+
+func (p present) Cred() *syscall.Credential { return p.s.guest().cred }
+
+func (p present) Env() (map[string]string, error) { return p.s.guest().Env() }
+
+func (p present) WorkingDir(cwd string, env map[string]string) (dir, real string, err error) {
+	return p.s.guest().WorkingDir(cwd, env)
+}
+
+func (p present) MakeDir(cwd string, env map[string]string) error {
+	return p.s.guest().MakeDir(cwd, env)
+}
+
+func (p present) DirFrom(from, cwd string, env map[string]string) (string, error) {
+	return p.s.guest().DirFrom(from, cwd, env)
 }

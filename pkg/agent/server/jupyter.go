@@ -31,6 +31,27 @@ func (g *guest) jupyterAddress() string {
 	return net.JoinHostPort("127.0.0.1", port)
 }
 
+// A jupyter is where the agent accepts such connections.
+type jupyter struct {
+	on bool // else nowhere: it is one port for all
+	at string
+	ln net.Listener // nil: none
+}
+
+// move has it accept connections where a guest's clients look for it.
+func (j *jupyter) move(g *guest) (err error) {
+	at := g.jupyterAddress()
+	if !j.on || j.at == at && j.ln != nil {
+		return nil
+	}
+	if j.ln != nil {
+		j.ln.Close()
+	}
+	j.at = at
+	j.ln, err = beReady(at)
+	return err
+}
+
 // beReady accepts connections of clients that check whether code can be run: it can as
 // soon as the agent answers. Every request there gets the same answer, which names the
 // right address. The agent tries to listen once, before any code of the guest runs; if

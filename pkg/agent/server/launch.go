@@ -32,8 +32,8 @@ func (s *Server) prepare(req *agent.CommandRequest) (*launch, error) {
 // ahead takes the command, and is then a dozen system calls.
 func (s *Server) check(req *agent.CommandRequest) (l *launch, err error) {
 	proc.BriefTurns.Do(func() {
-		l, err = s.guest.resolve(req)
-		if err == nil && s.ahead.On && len(req.Argv) == 0 && req.UID == nil && !req.Stdin && !req.Forget {
+		l, err = s.guest().resolve(req)
+		if err == nil && s.ahead.On.Load() && len(req.Argv) == 0 && req.UID == nil && !req.Stdin && !req.Forget {
 			l.offer.Fit = shell.FitOf(req.Command)
 		}
 	})
@@ -92,7 +92,7 @@ func (s *Server) prepareTerminal(req *agent.PtyRequest) (*command.Launch, error)
 		Envs: req.Envs, Timeout: req.Timeout,
 	}
 	if c.Command == "" && len(c.Argv) == 0 {
-		sh := shell.FindShell(cmp.Or(req.Envs["PATH"], s.guest.env["PATH"]))
+		sh := shell.FindShell(cmp.Or(req.Envs["PATH"], s.guest().env["PATH"]))
 		if sh == "" {
 			return nil, reply.BadRequest("this image has neither bash nor sh: send the program and its arguments as argv")
 		}

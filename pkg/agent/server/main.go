@@ -30,6 +30,7 @@ import (
 type Options struct {
 	Listen   string // "" is every IPv4 address, agent.Port
 	StateDir string // "" is agent.StateDir
+	Root     string // of the guest's file system; "" is /
 }
 
 // stopGrace is between SIGTERM and SIGKILL for the entrypoint.
@@ -63,13 +64,12 @@ func Main(o Options) int {
 		handleIgnored()
 		proc.ReserveThreads()
 	})
-	if o.Listen == "" { // not in tests: it is one port for all
-		if _, err := beReady(s.guest.jupyterAddress()); err != nil {
-			fmt.Fprintf(os.Stderr, "sandbox-agent: cannot report the code interpreter as ready to its clients: %v\n", err)
-		}
+	s.jupyter.on = o.Listen == "" // not in tests
+	if err := s.jupyter.move(s.guest()); err != nil {
+		fmt.Fprintf(os.Stderr, "sandbox-agent: cannot report the code interpreter as ready to its clients: %v\n", err)
 	}
 	<-handled
-	if code, err := s.startEntrypoint(); err != nil {
+	if code, err := s.startEntrypoint(&s.start); err != nil {
 		s.state.writeObituary(agent.Obituary{ExitCode: code, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
 		return o.fatal(err, code)
 	}
@@ -77,11 +77,8 @@ func Main(o Options) int {
 		return o.fatal(err, 1)
 	}
 	go proc.Guarded(func() {
-		if s.start.script != nil && !s.start.script.take(s.guest, s.entrypoint) {
+		if !s.awaitStart(&s.start) {
 			return // live says how it ended
-		}
-		if !s.settle(settleLimit) {
-			return // as above
 		}
 		s.ready.Store(true)
 		s.serve(ln)
@@ -140,12 +137,12 @@ func boot(o Options) (*Server, error) {
 	if err := detachStdio(0); err != nil {
 		return nil, err
 	}
-	s, err := New(Config{Bootstrap: b, StateDir: o.StateDir, Environ: os.Environ()})
+	s, err := New(Config{Bootstrap: b, StateDir: o.StateDir, Root: o.Root, Environ: os.Environ()})
 	if err != nil {
 		return nil, err
 	}
-	s.guest.makeEnvFile(envFile)
-	s.start = start{argv: b.Entrypoint, literal: b.Literal}
+	s.guest().makeEnvFile(envFile)
+	s.start = startOf(&b, s.guest())
 	return s, nil
 }
 
@@ -198,13 +195,14 @@ func (s *Server) serve(ln net.Listener) {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       120 * time.Second,
 		MaxHeaderBytes:    64 << 10,
+		ConnContext:       s.conns.opened,
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			if state == http.StateIdle { // an answer is on its way
 				s.afterAnswer()
 			}
 		},
 	}
-	if err := srv.Serve(files.BulkListener{Listener: ln}); err != nil && !errors.Is(err, http.ErrServerClosed) {
+	if err := srv.Serve(files.BulkListener{Listener: ln, Closed: s.conns.closed}); err != nil && !errors.Is(err, http.ErrServerClosed) {
 		o := agent.Obituary{ExitCode: 1, Message: "the agent cannot accept connections: " + err.Error()}
 		s.state.writeObituary(o, nil) //nolint:errcheck // nobody is left to hear
 		os.Exit(1)
@@ -219,7 +217,7 @@ func (s *Server) afterAnswer() {
 			proc.BeforeChildren() // so that the first command need not wait for it
 			s.state.keepCrashes()
 			s.meter.cpu(s.meter.cpus())
-			s.code.prestart(s.prestarted)
+			s.prestart(s.prestarted, s.booted)
 		})
 	})
 }
@@ -227,18 +225,23 @@ func (s *Server) afterAnswer() {
 // live waits for the end: of the entrypoint, or by a signal.
 func (s *Server) live(signals <-chan os.Signal) int {
 	var ended <-chan struct{}
-	if s.entrypoint != nil {
-		ended = s.entrypoint.Done()
+	if c := s.entrypoint.Load(); c != nil {
+		ended = c.Done()
 	}
 	for {
 		select {
+		case <-s.begun: // by an adoption
+			ended = s.entrypoint.Load().Done()
+		case code := <-s.failed: // as above; it has written the obituary
+			proc.KillDescendants(2 * time.Second)
+			return code
 		case <-ended:
-			return s.end(s.entrypoint.End())
+			return s.end(s.entrypoint.Load().End())
 		case sig := <-signals:
 			if sig != unix.SIGTERM && sig != unix.SIGINT {
 				continue // it is for a shell: somebody signals all processes, as by kill -HUP -1
 			}
-			if s.entrypoint == nil {
+			if s.entrypoint.Load() == nil {
 				n := sig.(syscall.Signal)
 				return s.end(command.Ending{Code: 128 + int(n), Signal: n})
 			}
@@ -249,7 +252,7 @@ func (s *Server) live(signals <-chan os.Signal) int {
 
 // stop asks the entrypoint to end, and ends it if it does not.
 func (s *Server) stop(sig syscall.Signal) {
-	p := s.entrypoint.Process
+	p := s.entrypoint.Load().Process
 	p.Signal(sig, false)                                                   //nolint:errcheck // gone is what is wanted
 	time.AfterFunc(stopGrace, func() { p.Signal(syscall.SIGKILL, false) }) //nolint:errcheck // as above
 }
@@ -262,8 +265,8 @@ func (s *Server) end(e command.Ending) int {
 		o.Signal = proc.SignalName(e.Signal)
 	}
 	var last []byte
-	if s.entrypoint != nil {
-		last = s.entrypoint.Output.Tail(agent.MaxLastOutput)
+	if c := s.entrypoint.Load(); c != nil {
+		last = c.Output.Tail(agent.MaxLastOutput)
 	}
 	if s.state.writeObituary(o, last) != nil {
 		s.commands.DropAll()           // the disk is full, perhaps of old output

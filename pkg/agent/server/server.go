@@ -30,8 +30,6 @@ package server
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"crypto/subtle"
 	"fmt"
 	"net/http"
 	"os"
@@ -54,16 +52,23 @@ import (
 type Config struct {
 	Bootstrap agent.Bootstrap
 	StateDir  string   // "" is agent.StateDir; wiped by New
+	Root      string   // of the guest's file system, for what an adoption writes; "" is /
 	Environ   []string // the image's environment, as KEY=VALUE
 }
 
 // Server answers for one sandbox. Make it with New.
 type Server struct {
-	token  [sha256.Size]byte
-	limits atomic.Pointer[agent.Limits] // never nil
-	state  stateDir
-	guest  *guest
-	meter  meter
+	// What an adoption replaces; none is nil. See adopt.go.
+	opens  atomic.Pointer[door]
+	who    atomic.Pointer[guest]
+	limits atomic.Pointer[agent.Limits]
+
+	environ []string // the image's environment
+	devNull *os.File
+	root    string // of the guest's file system
+	state   stateDir
+	meter   meter
+	conns   connections
 
 	// rooms are tried in this order for a path, after the files; a room returns nil for
 	// a path that is not its own.
@@ -76,9 +81,14 @@ type Server struct {
 	proxyOnce sync.Once
 	proxy     http.Handler
 
-	prestarted []string         // languages whose standing contexts are made at once
-	entrypoint *command.Command // nil without one
-	start      start            // what it is made of
+	booted     *door                           // of the sandbox that the agent began as
+	prestarted []string                        // languages whose standing contexts are made at once there
+	start      start                           // what the entrypoint is made of
+	entrypoint atomic.Pointer[command.Command] // nil without one
+	begun      chan struct{}                   // gets one when an adoption has started the entrypoint
+	failed     chan int                        // gets the exit code of an adoption that failed
+	adopting   sync.Mutex
+	jupyter    jupyter
 	ready      atomic.Bool
 	answered   sync.Once   // see afterAnswer
 	stopping   atomic.Bool // the entrypoint ended: nothing new is started
@@ -89,29 +99,33 @@ type Server struct {
 func New(c Config) (*Server, error) {
 	b := c.Bootstrap
 	s := &Server{
-		token:      sha256.Sum256([]byte(b.Token)),
+		environ:    c.Environ,
+		root:       cmp.Or(c.Root, "/"),
 		state:      stateDir(cmp.Or(c.StateDir, agent.StateDir)),
 		prestarted: b.Prestart,
+		begun:      make(chan struct{}, 1),
+		failed:     make(chan int, 1),
 	}
 	proc.Reap()
+	s.booted = newDoor(b.Token)
+	close(s.booted.open)
+	s.opens.Store(s.booted)
 	s.limits.Store(&b.Limits)
-	workdir := cmp.Or(b.Workdir, "/")
-	if !filepath.IsAbs(workdir) {
-		return nil, fmt.Errorf("working directory %q of the image is not absolute", workdir)
-	}
 	outputDir := filepath.Join(string(s.state), "output")
 	if err := makeStateDir(string(s.state), outputDir); err != nil {
 		return nil, err
 	}
-	var err error
-	if s.guest, err = newGuest(c.Environ, &b, workdir, string(s.state)); err != nil {
+	g, err := s.newGuest(&b)
+	if err != nil {
 		return nil, err
 	}
+	s.who.Store(g)
 	devNull, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open the null device: %w", err)
 	}
 	total, each := outputLimits(&b)
+	s.devNull = devNull
 	s.furnish(&b, command.Config{
 		StateDir: string(s.state), DevNull: devNull, Grace: command.InterruptGrace,
 		Limits:    func() agent.Limits { return *s.limits.Load() },
@@ -137,16 +151,22 @@ func outputLimits(b *agent.Bootstrap) (total, each int64) {
 	return total, max(each, output.InMemory)
 }
 
+// prestart makes the standing contexts of languages that the sandbox behind a door wants, unless
+// the agent is another's by now.
+func (s *Server) prestart(languages []string, door *door) {
+	s.code.prestart(languages, func() bool { return s.opens.Load() == door })
+}
+
 // furnish makes the rooms.
 func (s *Server) furnish(b *agent.Bootstrap, c command.Config) {
-	s.meter.limits, s.guest.files.Limits = c.Limits, c.Limits
+	s.meter.limits = c.Limits
 	s.commands = command.NewRegistry(c)
-	host := shell.Host{Commands: s.commands, Guest: s.guest, Cred: s.guest.cred, Stopping: s.stopping.Load}
+	host := shell.Host{Commands: s.commands, Guest: present{s}, Stopping: s.stopping.Load}
 	s.ahead = shell.NewAhead(host, b.ShellAhead, s.meter.memory)
 	s.sessions = shell.NewSessions(host)
 	s.terminals = terminal.NewSet(terminal.Config{Commands: s.commands, Prepare: s.prepareTerminal, Stopping: s.stopping.Load})
 	s.code = code{guest: s.guest, limits: c.Limits, stopping: s.stopping.Load, command: s.startCommand}
-	s.code.contexts.Host = drivers{s.guest}
+	s.code.contexts.Host = drivers{}
 	s.rooms = []func(string) reply.Methods{
 		s.routes, s.commands.Routes, s.terminals.Routes, s.code.routes, s.sessions.Routes, isolatedRoutes, listeningRoutes,
 	}
@@ -155,10 +175,15 @@ func (s *Server) furnish(b *agent.Bootstrap, c command.Config) {
 // ServeHTTP answers one request. Nothing is answered without the token, /ping
 // included.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	sum := sha256.Sum256([]byte(r.Header.Get(agent.TokenHeader)))
-	if subtle.ConstantTimeCompare(sum[:], s.token[:]) != 1 {
+	door := s.opens.Load()
+	if !door.fits(r) {
 		reply.WriteError(w, reply.Fail(http.StatusUnauthorized, "UNAUTHORIZED",
 			"this sandbox requires its token in the header %s", agent.TokenHeader))
+		return
+	}
+	select {
+	case <-door.open:
+	case <-r.Context().Done():
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, "/proxy/") {
@@ -177,7 +202,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // route finds the handler of a request.
 func (s *Server) route(r *http.Request) (reply.Handler, error) {
 	path := r.URL.Path
-	methods, err := s.guest.files.Routes(path)
+	methods, err := s.guest().files.Routes(path)
 	if err != nil {
 		return nil, err
 	}
@@ -207,6 +232,8 @@ func (s *Server) routes(path string) reply.Methods {
 		return reply.Methods{"GET": s.commands.List, "POST": s.runCommand, "DELETE": s.interruptCommand}
 	case "/limits":
 		return reply.Methods{"PUT": s.setLimits}
+	case "/adopt":
+		return reply.Methods{"POST": s.adopt}
 	case "/variables":
 		return reply.Methods{"PUT": s.setVariables}
 	case "/tasks":
@@ -245,6 +272,6 @@ func (s *Server) setVariables(w http.ResponseWriter, r *http.Request) error {
 	if err := reply.ReadJSON(w, r, &v); err != nil {
 		return err
 	}
-	s.guest.given.Store(&v)
+	s.guest().given.Store(&v)
 	return reply.OK(w)
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -52,7 +53,7 @@ const Loader = `((BASH_VERSINFO[0]*100+BASH_VERSINFO[1]>500)) || exit 75; printf
 
 // Ahead keeps the waiting shell, of which there is one at most. Make it with NewAhead.
 type Ahead struct {
-	On     bool          // else none waits
+	On     atomic.Bool   // else none waits
 	Idle   time.Duration // how long one waits for a command; guarded by mu
 	Answer time.Duration // for the shell to take a command before it counts as stuck
 	Rest   time.Duration // between the end of a command and the start of the next shell
@@ -74,7 +75,9 @@ type Ahead struct {
 
 // NewAhead makes one without a shell. usage says what memory the guest has and uses.
 func NewAhead(h Host, on bool, usage func() (total, used int64)) *Ahead {
-	return &Ahead{On: on, Idle: aheadIdle, Answer: aheadAnswer, Rest: aheadRest, host: h, usage: usage}
+	a := &Ahead{Idle: aheadIdle, Answer: aheadAnswer, Rest: aheadRest, host: h, usage: usage}
+	a.On.Store(on)
+	return a
 }
 
 // Waiting returns the shell that waits, or nil.
@@ -113,6 +116,21 @@ func (a *Ahead) Close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.closed = true
+	if a.shell != nil {
+		a.shell.dismiss()
+		a.shell = nil
+	}
+}
+
+// Renew drops the shell that waits, because commands have another environment now, and
+// forgets what the shells before it were like.
+func (a *Ahead) Renew(on bool) {
+	a.making.Lock() // one that is being made has the old environment
+	defer a.making.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.On.Store(on)
+	a.never, a.wasted = false, 0
 	if a.shell != nil {
 		a.shell.dismiss()
 		a.shell = nil
@@ -226,6 +244,8 @@ func (a *Ahead) Refill() {
 	case err != nil: // commands start as they did before; the end of the next tries again
 	case w == nil:
 		a.never = true
+	case a.isShort(): // meanwhile: Look has seen no shell that it could drop
+		w.dismiss()
 	default:
 		a.shell = w
 		a.lookLater(w)
@@ -326,7 +346,7 @@ func (a *Ahead) makeWaiting() (w *Waiting, err error) {
 	unix.SetNonblock(pair[0], true) //nolint:errcheck // cannot fail on a socket
 	w.talk = os.NewFile(uintptr(pair[0]), "shell ahead")
 	c.Process, err = proc.Start(proc.Spec{
-		Path: w.path, Argv: []string{filepath.Base(w.path), "-c", Loader}, Env: Environ(w.env), Dir: w.dir, Cred: a.host.Cred,
+		Path: w.path, Argv: []string{filepath.Base(w.path), "-c", Loader}, Env: Environ(w.env), Dir: w.dir, Cred: a.host.Guest.Cred(),
 		Files: [3]uintptr{a.host.Commands.DevNull.Fd(), uintptr(ends[0]), uintptr(ends[1])},
 		More:  []uintptr{uintptr(pair[1])},
 	})

@@ -19,13 +19,14 @@ import (
 type Host struct {
 	Commands *command.Registry
 	Guest    Guest
-	Cred     *syscall.Credential // whose they are; nil: the agent's own
-	Stopping func() bool         // nothing new is started
+	Stopping func() bool // nothing new is started
 }
 
 // Guest finds environments and directories as for commands. The server implements it.
-// All methods except Env access files, so call them in a turn.
+// All methods except Env and Cred access files, so call them in a turn.
 type Guest interface {
+	// Cred is whose shells are; nil: the agent's own.
+	Cred() *syscall.Credential
 	// Env is the environment of a command that asks for none. The caller may change it.
 	Env() (map[string]string, error)
 	// WorkingDir expands and checks a directory, "" for the image's. It returns it as named and

@@ -30,7 +30,8 @@ type session struct {
 	path string            // of its shells
 	env  map[string]string // they begin with
 	dir  string            // they begin in
-	tag  uint64            // of the markers of all that runs in it
+	cred *syscall.Credential
+	tag  uint64 // of the markers of all that runs in it
 
 	mu      sync.Mutex
 	removed bool
@@ -131,7 +132,7 @@ func (ses *session) startShell() (*shell, error) {
 	d := dialectOf(ses.path)
 	l := &command.Launch{
 		Way: command.Way{Path: ses.path, Argv: append([]string{filepath.Base(ses.path)}, d.argv...), Env: Environ(ses.env)},
-		Dir: ses.dir, Cred: ses.host.Cred, Marker: ses.tag,
+		Dir: ses.dir, Cred: ses.cred, Marker: ses.tag,
 	}
 	if ses.last.state != nil && d.hello != "" {
 		l.Env = nil // the state has the variables that the shell had, without those that it had unset

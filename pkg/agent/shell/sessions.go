@@ -162,7 +162,7 @@ func (ss *Sessions) settle(cwd string, env map[string]string) (path, dir string,
 
 // Open makes a session of the shell at path, which begins with env and in dir, and returns its id.
 func (ss *Sessions) Open(path string, env map[string]string, dir string) (id string, err error) {
-	ses := &session{host: &ss.host, id: command.NewID(), path: path, env: env, dir: dir}
+	ses := &session{host: &ss.host, id: command.NewID(), path: path, env: env, dir: dir, cred: ss.host.Guest.Cred()}
 	ses.last.dir = dir
 	if !ss.add(ses) {
 		return "", reply.Fail(http.StatusTooManyRequests, reply.Failed,

@@ -92,6 +92,18 @@ func (ts *Set) list() []*terminal {
 	return slices.Clone(ts.all)
 }
 
+// LoseClients cuts off all clients, since nobody is there any more. Terminals go on.
+func (ts *Set) LoseClients() {
+	for _, t := range ts.list() {
+		t.mu.Lock()
+		v := t.holder
+		t.mu.Unlock()
+		if v != nil {
+			v.stop()
+		}
+	}
+}
+
 func (ts *Set) remove(t *terminal) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()

@@ -48,6 +48,9 @@ type Config struct {
 	// Accessed is called for each request that is admitted to a running sandbox, unless
 	// the request asks not to renew it. It must not wait.
 	Accessed func(*http.Request, *record.Record)
+	// Use begins a use of a sandbox, which lasts until leave is called. It wakes one that is asleep,
+	// and rec becomes its newest record. It may be nil. (idle.Watcher)
+	Use func(ctx context.Context, rec *record.Record) (leave func(), err error)
 
 	Log *log.Logger // gets what goes wrong behind an answer
 }
@@ -138,8 +141,21 @@ func (g *Gateway) Serve(w http.ResponseWriter, r *http.Request, v *Visit, rec *r
 	if err := g.authorise(w, r, v, rec, port, t); err != nil {
 		return err
 	}
-	if err := g.Reachable(r.Context(), rec, port); err != nil {
-		return err
+	if isPing(r, port, t) {
+		if rec.Asleep() { // what the agent would answer: the next request wakes it
+			w.Header().Set("Content-Length", "0")
+			w.WriteHeader(http.StatusOK)
+			return nil
+		}
+		if err := g.Reachable(r.Context(), rec, port); err != nil {
+			return err
+		}
+	} else {
+		leave, err := g.Enter(r.Context(), rec, port)
+		if err != nil {
+			return err
+		}
+		defer leave()
 	}
 	v.Runs = r.Method == http.MethodPost && port == wire.AgentPort && runs(strings.TrimSuffix(t.Rest, "/"))
 	v.Runtime, v.Image = rec.Spec.Runtime, rec.Spec.Image.Ref()

@@ -59,6 +59,9 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 		return httperr.Invalid("the path after the port cannot be decoded; percent-encode it")
 	}
 	if port == wire.AgentPort {
+		if agent.DaemonOnly(p.path) {
+			return httperr.New(http.StatusNotFound, "NOT_SUPPORTED", errs.NotFound, "the agent of a sandbox has no such path for clients")
+		}
 		p.was = g.lookBefore(r.Method, p.path, rec)
 		p.explain = g.explain(r.Method, p.path, rec, p.was)
 	}

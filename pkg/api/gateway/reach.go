@@ -121,22 +121,60 @@ func (g *Gateway) portTransport() *http.Transport {
 // being made: SDKs poll every 200 ms, and so their first poll succeeds.
 const holdPending = 5 * time.Second
 
+// Enter is Reachable for a request that uses a sandbox until leave is called. It wakes one that is
+// asleep; rec then becomes its newest record.
+func (g *Gateway) Enter(ctx context.Context, rec *record.Record, port uint16) (leave func(), err error) {
+	if err := g.awaitPending(ctx, rec, port); err != nil {
+		return nil, err
+	}
+	leave = func() {}
+	if g.cfg.Use != nil {
+		if leave, err = g.cfg.Use(ctx, rec); err != nil {
+			return nil, fmt.Errorf("wake sandbox %s: %w", rec.ID, err)
+		}
+	}
+	if err := g.refusal(rec); err != nil {
+		leave()
+		return nil, err
+	}
+	return leave, nil
+}
+
+// isPing reports whether a request only asks the agent whether it is there. It is no use of the
+// sandbox.
+func isPing(r *http.Request, port uint16, t *Target) bool {
+	return port == wire.AgentPort && strings.TrimSuffix(t.Rest, "/") == "/ping" && r.Method == http.MethodGet
+}
+
 // Reachable refuses a sandbox that does not run. A request to the agent waits for a
 // sandbox that is being made; rec then becomes its newest record.
 func (g *Gateway) Reachable(ctx context.Context, rec *record.Record, port uint16) error {
-	if rec.State.Beginning() && port == wire.AgentPort {
-		hold, cancel := context.WithTimeout(ctx, holdPending)
-		defer cancel()
-		now, err := g.cfg.Sandboxes.Await(hold, rec.ID)
-		switch {
-		case err == nil:
-			*rec = now
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case hold.Err() == nil:
-			return fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
-		}
+	if err := g.awaitPending(ctx, rec, port); err != nil {
+		return err
 	}
+	return g.refusal(rec)
+}
+
+func (g *Gateway) awaitPending(ctx context.Context, rec *record.Record, port uint16) error {
+	if !rec.State.Beginning() || port != wire.AgentPort {
+		return nil
+	}
+	hold, cancel := context.WithTimeout(ctx, holdPending)
+	defer cancel()
+	now, err := g.cfg.Sandboxes.Await(hold, rec.ID)
+	switch {
+	case err == nil:
+		*rec = now
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case hold.Err() == nil:
+		return fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
+	}
+	return nil
+}
+
+// refusal is why a sandbox cannot answer; nil: it runs.
+func (g *Gateway) refusal(rec *record.Record) error {
 	switch rec.State {
 	case record.Running:
 		return nil
@@ -146,8 +184,17 @@ func (g *Gateway) Reachable(ctx context.Context, rec *record.Record, port uint16
 		return httperr.NoSandbox(rec.ID)
 	case record.Ended:
 		return Ended(rec)
-	case record.Pausing, record.Paused:
-		return errs.New(errs.WrongState, "sandbox %s is %s and cannot answer; resume it first", rec.ID, g.cfg.State(rec))
+	case record.Pausing, record.Paused, record.Hibernating, record.Hibernated:
+		if rec.Asleep() {
+			return errs.New(errs.WrongState, "sandbox %s is asleep because it was idle, and this request does not wake it; a command "+
+				"does, and `sandboxctl resume %s`", rec.ID, rec.ID)
+		}
+		if rec.State == record.Hibernating || rec.State == record.Hibernated {
+			return errs.New(errs.WrongState, "sandbox %s hibernates, because a client has put its memory on disk, and cannot answer; "+
+				"resume it first (`sandboxctl resume %s`)", rec.ID, rec.ID)
+		}
+		return errs.New(errs.WrongState, "sandbox %s is %s and cannot answer; resume it first (`sandboxctl resume %s`)", rec.ID,
+			g.cfg.State(rec), rec.ID)
 	}
 	return errs.New(errs.Unavailable, "sandbox %s is %s; try again in a moment", rec.ID, g.cfg.State(rec))
 }
@@ -191,6 +238,9 @@ func (g *Gateway) ended(ctx context.Context, id string, started time.Time) error
 		return errs.New(errs.NotFound, "sandbox %s ended (deleted) during the request", id)
 	case err == nil && (rec.State == record.Ended || rec.State == record.Stopping):
 		return errs.New(errs.WrongState, "sandbox %s ended (%s) during the request: %s", id, rec.Reason, rec.Message)
+	case err == nil && rec.Hibernation != nil:
+		return errs.New(errs.WrongState, "sandbox %s went into hibernation during the request; resume it (`sandboxctl resume %s`) and "+
+			"try again", id, id)
 	case err == nil && !started.IsZero() && !rec.Started.Equal(started):
 		return errs.New(errs.WrongState, "sandbox %s ended during the request and has been started again; try again", id)
 	}

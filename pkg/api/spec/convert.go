@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/egress/vault"
+	"github.com/sandboxd/sandboxd/pkg/fork"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -22,7 +24,11 @@ var states = map[record.State][2]string{
 	record.Paused:   {wire.Paused, "CONTAINER_PAUSED"},
 	record.Resuming: {wire.Resuming, "CONTAINER_RESUMING"},
 	record.Stopping: {wire.Stopping, "CONTAINER_STOPPING"},
-	record.Deleting: {wire.Stopping, "CONTAINER_STOPPING"},
+
+	record.Hibernating: {wire.Pausing, "CONTAINER_PAUSING"},
+	record.Hibernated:  {wire.Paused, "CONTAINER_PAUSED"},
+	record.Waking:      {wire.Resuming, "CONTAINER_RESUMING"},
+	record.Deleting:    {wire.Stopping, "CONTAINER_STOPPING"},
 }
 
 // StateOf is the state of r as clients see it.
@@ -76,6 +82,9 @@ func Sandbox(r record.Record) wire.Sandbox {
 		out.Sandboxd.Tmpfs = append(out.Sandboxd.Tmpfs,
 			wire.Tmpfs{Path: t.Path, Bytes: t.Bytes, Mode: strconv.FormatUint(uint64(t.Mode), 8), Exec: t.Exec})
 	}
+	if f := r.Spec.Fork; f.ID != "" {
+		out.Sandboxd.Fork = &wire.ForkOf{ID: f.ID, Source: f.Source, Mode: forkMode(r.Spec.Memory), Index: f.Index}
+	}
 	if r.Spec.Snapshot == "" {
 		out.Image = &wire.Image{URI: cmp.Or(r.Spec.ImageURI, ImageName(r.Spec.Image))}
 	} else {
@@ -86,6 +95,12 @@ func Sandbox(r record.Record) wire.Sandbox {
 	}
 	out.ExpiresAt = Moment(r.Expires)
 	out.Sandboxd.Restarts, out.Sandboxd.NextStart = r.Restarts, Moment(r.NextStart())
+	if i := r.Spec.Idle; i.Given() {
+		out.Sandboxd.Idle = &wire.Idle{After: i.For(), Action: string(i.Action), Asleep: r.Asleep()}
+	}
+	if r.Hibernation != nil {
+		out.Sandboxd.HibernatedBytes = r.Hibernation.Bytes()
+	}
 	if r.Restarts > 0 {
 		out.Sandboxd.LastRestart = Moment(r.Started)
 	}
@@ -96,6 +111,9 @@ func Sandbox(r record.Record) wire.Sandbox {
 func (o *Offer) Notes(r *record.Record) (notes []string) {
 	if r.Spec.ImageNote != "" {
 		notes = append(notes, r.Spec.ImageNote)
+	}
+	if r.Pool.Miss != "" {
+		notes = append(notes, fmt.Sprintf("it took no member of pool %s: %s", r.Pool.Name, r.Pool.Miss))
 	}
 	if u := r.Spec.Policy; u.Left {
 		notes = append(notes, fmt.Sprintf("its network policy was changed since it was created with policy %s, which it no longer follows",
@@ -157,10 +175,37 @@ func Snapshot(s record.Snapshot) wire.Snapshot {
 
 // InspectSnapshot shows everything about a snapshot.
 func InspectSnapshot(s record.Snapshot) wire.SnapshotInspection {
-	return wire.SnapshotInspection{
+	out := wire.SnapshotInspection{
 		Snapshot: Snapshot(s), Image: ImageName(s.Image), Security: string(s.Level()),
 		ImageDigest: s.Image.Digest, Layers: s.Image.Layers, Bytes: s.Bytes,
 	}
+	if m := s.Memory; m != nil {
+		out.Memory = &wire.SnapshotMemory{Bytes: m.Bytes(), Build: m.Needs.Build, CPU: m.Needs.CPU}
+	}
+	return out
+}
+
+func forkMode(memory bool) string {
+	if memory {
+		return wire.ForkMemory
+	}
+	return wire.ForkFiles
+}
+
+// Fork shows a fork to a client.
+func Fork(s fork.State) wire.Fork {
+	out := wire.Fork{
+		ID: s.ID, SandboxID: s.Source, Mode: forkMode(s.Memory), Count: s.Count, Sandboxes: []wire.ForkChild{},
+		CreatedAt: Micros(s.Created), Status: wire.Status{State: string(s.Phase), Message: s.Message},
+	}
+	for _, c := range s.Copies {
+		state := "Deleted"
+		if c.Now != nil {
+			state = StateOf(c.Now)
+		}
+		out.Sandboxes = append(out.Sandboxes, wire.ForkChild{ID: c.ID, Name: c.Name, State: state})
+	}
+	return out
 }
 
 // Inspect shows everything about a sandbox except the values of its environment. Its
@@ -168,7 +213,7 @@ func InspectSnapshot(s record.Snapshot) wire.SnapshotInspection {
 func Inspect(r record.Record) wire.Inspection {
 	out := wire.Inspection{
 		Sandbox: Sandbox(r), Env: slices.Sorted(maps.Keys(r.Spec.Env)), Layers: r.Spec.Image.Layers,
-		Slot: r.Slot, State: string(r.State), LastOutput: r.LastOutput,
+		Slot: r.Slot, State: string(r.State), LastOutput: r.LastOutput, Pool: PoolUse(r.Pool),
 	}
 	for _, v := range r.Spec.Volumes {
 		out.Volumes = append(out.Volumes, toWireMount(v))
@@ -200,6 +245,25 @@ func Volume(v record.VolumeInfo) wire.Volume {
 	out := wire.Volume{Name: v.Name, ID: v.ID, SizeBytes: v.Bytes, UsedBy: v.UsedBy, SandboxID: v.Owner, CreatedAt: Micros(v.Created)}
 	if out.UsedBy == nil {
 		out.UsedBy = []string{}
+	}
+	return out
+}
+
+// Vault shows a credential vault; native: also what OpenSandbox's does not have.
+func Vault(st vault.State, native bool) wire.CredentialVault {
+	out := wire.CredentialVault{Revision: st.Revision, Credentials: []wire.Credential{}, Bindings: []wire.CredentialBinding{}}
+	for _, c := range st.Credentials {
+		shown := wire.Credential{Name: c.Name, SourceType: string(c.SourceType), Revision: c.Revision}
+		if native {
+			shown.Placeholder, shown.Env = c.Placeholder, c.Env
+		}
+		out.Credentials = append(out.Credentials, shown)
+	}
+	for _, b := range st.Bindings {
+		out.Bindings = append(out.Bindings, wire.CredentialBinding{
+			Name: b.Name, Revision: b.Revision, Auth: wire.CredentialAuthKind{Type: string(b.Auth.Type), Name: b.Auth.Name},
+			Match: wire.CredentialMatch{Schemes: b.Match.Schemes, Hosts: b.Match.Hosts, Methods: b.Match.Methods, Paths: b.Match.Paths},
+		})
 	}
 	return out
 }

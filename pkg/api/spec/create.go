@@ -23,17 +23,20 @@ const (
 
 // Spec makes the specification of a sandbox from a request. It checks everything except
 // that the image or the snapshot exists: the caller looks that up and puts it in.
+//
+// The template of a pool that the request names is in it already: see FromPool.
 func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
 	spec := record.Spec{
 		Entrypoint: req.Entrypoint, Labels: req.Metadata, ResourceLimits: req.ResourceLimits,
 		Extensions: req.Extensions, Runtime: o.Runtime, Security: o.Security, SecureAccess: req.SecureAccess,
 	}
-	if err := refuse(req); err != nil {
+	if err := o.refuse(req); err != nil {
 		return spec, err
 	}
+	spec.Pool = req.Extensions[wire.ExtPool]
 	if req.SnapshotID != "" && len(req.Entrypoint) == 0 && req.Extensions[wire.ExtIdle] != "true" &&
-		req.Extensions[wire.ExtImageCommand] != "true" {
-		req.Entrypoint = []string{"tail", "-f", "/dev/null"} // as the lifecycle document says
+		req.Extensions[wire.ExtImageCommand] != "true" && req.Extensions[wire.ExtMemory] != "true" {
+		req.Entrypoint = clientsDefault() // as the lifecycle document says
 		spec.Entrypoint = req.Entrypoint
 	}
 	for _, check := range []func() error{
@@ -60,7 +63,7 @@ func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
 }
 
 // refuse refuses what this release cannot do, and what never makes sense.
-func refuse(req *wire.CreateRequest) error {
+func (o *Offer) refuse(req *wire.CreateRequest) error {
 	switch {
 	case req.TemplateID != "":
 		return errs.Wire(errs.New(errs.Unsupported, "templateId: templates need OpenSandbox's Kubernetes runtime, which sandboxd does "+
@@ -69,8 +72,8 @@ func refuse(req *wire.CreateRequest) error {
 		return errs.Wire(errs.New(errs.Unsupported, "lifecycle: preStart and periodic hooks are not supported; leave it out, and "+
 			"start such commands from the entrypoint or with the command API (%s defines when a sandbox is ready)", wire.ExtReadyCmd),
 			"SANDBOX::INVALID_PARAMETER")
-	case req.Extensions[wire.ExtPool] != "":
-		return errs.Wire(errs.New(errs.Unsupported, "extensions.poolRef: a single host has no pools; leave it out and use an image"),
+	case req.Extensions[wire.ExtPool] != "" && o.NoPools:
+		return errs.Wire(errs.New(errs.Unsupported, "extensions.poolRef: this daemon has no pools; leave it out and use an image"),
 			"SANDBOX::UNSUPPORTED_POOL_REF")
 	case req.Image != nil && req.SnapshotID != "":
 		return httperr.Invalid("image and snapshotId are both given; leave one out")
@@ -92,13 +95,24 @@ func refuse(req *wire.CreateRequest) error {
 	return nil
 }
 
+// clientsDefault is the entrypoint of a sandbox that begins as a snapshot, when a client names none.
+// OpenSandbox's SDKs send it themselves then.
+func clientsDefault() []string { return []string{"tail", "-f", "/dev/null"} }
+
 func checkEntrypoint(req *wire.CreateRequest) error {
 	idle, own := req.Extensions[wire.ExtIdle] == "true", req.Extensions[wire.ExtImageCommand] == "true"
-	if idle && own {
+	memory := req.Extensions[wire.ExtMemory] == "true"
+	switch {
+	case memory && req.SnapshotID == "":
+		return httperr.Invalid("extension %s needs a snapshot with memory: send its id as snapshotId", wire.ExtMemory)
+	case memory && own:
+		return httperr.Invalid("the extensions %s and %s exclude each other: the programs in the memory run on; leave one out",
+			wire.ExtMemory, wire.ExtImageCommand)
+	case idle && own:
 		return httperr.Invalid("the extensions %s and %s exclude each other: leave one out", wire.ExtIdle, wire.ExtImageCommand)
 	}
 	if len(req.Entrypoint) == 0 {
-		if idle || own {
+		if idle || own || memory {
 			return nil
 		}
 		return errs.Wire(httperr.Invalid("entrypoint is missing; send the command to run, such as [\"tail\",\"-f\",\"/dev/null\"], "+

@@ -24,15 +24,8 @@ const (
 // applyExtensions reads the extensions whose names we know. It refuses unknown names
 // that begin with "sandboxd.", and keeps all others as they are.
 func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) error {
-	if len(req.Extensions) > maxExts {
-		return httperr.Invalid("extensions has %d entries; at most %d are allowed", len(req.Extensions), maxExts)
-	}
-	total := 0
-	for k, v := range req.Extensions {
-		total += len(k) + len(v)
-	}
-	if total > maxExtBytes {
-		return httperr.Invalid("extensions is larger than the maximum of %d KiB in total, %s included", maxExtBytes>>10, wire.ExtAllow)
+	if err := checkSize(req.Extensions); err != nil {
+		return err
 	}
 	for _, k := range slices.Sorted(maps.Keys(req.Extensions)) {
 		v := req.Extensions[k]
@@ -52,6 +45,8 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			spec.OneShot, err = extBool(k, v)
 		case wire.ExtIdle:
 			_, err = extBool(k, v)
+		case wire.ExtMemory:
+			spec.Memory, err = extBool(k, v)
 		case wire.ExtLiteral:
 			spec.Literal, err = extBool(k, v)
 		case wire.ExtImageCommand:
@@ -70,7 +65,7 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			spec.Restart, err = parseRestart(v)
 		// all at once
 		case wire.ExtReadyCmd, wire.ExtReadyPort, wire.ExtReadyInterval, wire.ExtReadyTimeout, wire.ExtReadyRetries,
-			wire.ExtReadyStartPeriod:
+			wire.ExtReadyStartPeriod, wire.ExtIdleAfter, wire.ExtIdleAction:
 		case wire.ExtRenew:
 			_, err = ParseRenew(v)
 		case wire.ExtNetwork, wire.ExtAllow, wire.ExtRules, wire.ExtPolicy, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
@@ -78,8 +73,10 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			if strings.HasPrefix(k, "sandboxd.") {
 				err = httperr.Invalid(
 					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, security, network, allow, rules, "+
-						"policy, timeout, oneshot, idle, image-command, literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, "+
-						"ready.port, ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"",
+						"policy, timeout, oneshot, idle, memory, image-command, literal, readonly, tmpfs, prestart, publish, "+
+						"restart, ready.cmd, ready.port, ready.interval, ready.timeout, ready.retries, ready.start-period, "+
+						"idle.after and idle.action, each "+
+						"after \"sandboxd.\"",
 					httperr.Clip(k, 60))
 			} else if len(k)+len(v) > 4096 {
 				err = httperr.Invalid("extension %q is longer than 4096 bytes", httperr.Clip(k, 60))
@@ -96,10 +93,28 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 	if err := applyHealth(spec, req.Extensions); err != nil {
 		return err
 	}
+	if err := applyIdle(spec, req.Extensions); err != nil {
+		return err
+	}
 	if err := o.applyNamed(spec, req); err != nil {
 		return err
 	}
 	return o.applyNetworkExtensions(spec, req)
+}
+
+// checkSize refuses more extensions than anybody needs.
+func checkSize(extensions map[string]string) error {
+	if len(extensions) > maxExts {
+		return httperr.Invalid("extensions has %d entries; at most %d are allowed", len(extensions), maxExts)
+	}
+	total := 0
+	for k, v := range extensions {
+		total += len(k) + len(v)
+	}
+	if total > maxExtBytes {
+		return httperr.Invalid("extensions is larger than the maximum of %d KiB in total, %s included", maxExtBytes>>10, wire.ExtAllow)
+	}
+	return nil
 }
 
 func (o *Offer) applyNetworkExtensions(spec *record.Spec, req *wire.CreateRequest) error {
@@ -194,16 +209,6 @@ func (o *Offer) security(v string) (record.Security, error) {
 	}
 	return "", httperr.Invalid("extension %s %q is not a level of this host; its levels are %s (the daemon's configuration lists them: "+
 		"security.levels)", wire.ExtSecurity, httperr.Clip(v, 40), strings.Join(levels, ", "))
-}
-
-// Began takes over what a new sandbox has of the snapshot that it begins as: the files,
-// the image and, unless the request names another, the level of security. It never takes
-// over a level that is less strict than this host's default.
-func Began(spec *record.Spec, req *wire.CreateRequest, snap *record.Snapshot) {
-	spec.Snapshot, spec.Image = snap.ID, snap.Image
-	if _, named := req.Extensions[wire.ExtSecurity]; !named {
-		spec.Security = record.Stricter(spec.Security, snap.Level())
-	}
 }
 
 func extBool(k, v string) (bool, error) {

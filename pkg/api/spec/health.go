@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -48,6 +49,39 @@ func parseRestart(v string) (r record.Restart, err error) {
 			wire.ExtRestart, httperr.Clip(v, 40), maxRestarts)
 	}
 	return r, nil
+}
+
+// maxIdle bounds idle times: more is no policy.
+const maxIdle = 365 * 24 * time.Hour
+
+// applyIdle reads the idle policy.
+func applyIdle(spec *record.Spec, ext map[string]string) error {
+	after, given := ext[wire.ExtIdleAfter]
+	action, acts := ext[wire.ExtIdleAction]
+	if !given {
+		if acts {
+			return httperr.Invalid("extension %s is given without %s; add that, such as 10m", wire.ExtIdleAction, wire.ExtIdleAfter)
+		}
+		return nil
+	}
+	d, err := time.ParseDuration(after)
+	if err != nil || d < time.Second || d > maxIdle {
+		return httperr.Invalid("extension %s %q: want a duration from 1s to %dh, such as 10m; leave it out for a sandbox that may be idle",
+			wire.ExtIdleAfter, httperr.Clip(after, 40), int(maxIdle.Hours()))
+	}
+	spec.Idle = record.Idle{After: d, Action: record.IdleActions[0]}
+	if !acts {
+		return nil
+	}
+	spec.Idle.Action = record.IdleAction(action)
+	if !slices.Contains(record.IdleActions, spec.Idle.Action) {
+		var names []string
+		for _, a := range record.IdleActions {
+			names = append(names, string(a))
+		}
+		return httperr.Invalid("extension %s %q: want one of %s", wire.ExtIdleAction, httperr.Clip(action, 20), strings.Join(names, ", "))
+	}
+	return nil
 }
 
 // applyHealth reads the probe, and refuses extensions that exclude one another.

@@ -59,7 +59,9 @@ type Offer struct {
 	NoVolumes bool // there are no named volumes
 
 	NoPolicies bool // there are no named policies
+	NoPools    bool // there are no pools of ready sandboxes
 	NoInspect  bool // requests cannot be inspected: neither rules about them nor a vault
+	NoForks    bool // sandboxes cannot be copied
 
 	// ParseRule parses a rule of sandboxd.allow. (policy.ParseRule)
 	// ParsePolicy parses a networkPolicy as it was sent. (policy.FromJSON)

@@ -2,9 +2,12 @@ package spec
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
@@ -126,4 +129,170 @@ func SandboxPolicy(u record.PolicyUse) *wire.SandboxPolicy {
 		return nil
 	}
 	return &wire.SandboxPolicy{Name: u.Name, Version: u.Version, Pinned: u.Pinned, Changed: u.Left}
+}
+
+// templated are the extensions that a template of a pool may have and that its sandboxes take
+// over: what a member has from its start.
+var templated = []string{wire.ExtRuntime, wire.ExtSecurity, wire.ExtReadOnly, wire.ExtTmpfs, wire.ExtPrestart}
+
+// ofPools are those that are for the pool alone.
+var ofPools = []string{wire.ExtPoolWarm, wire.ExtPoolReady, wire.ExtPoolMaxAge}
+
+func badPool(format string, args ...any) error {
+	return errs.Wire(httperr.Invalid(format, args...), "POOL::INVALID")
+}
+
+// PoolName checks the name of a pool. It has the form of that of a policy.
+func PoolName(s string) error {
+	if !record.IsPolicyName(s) {
+		return badPool("pool name %q: %s", httperr.Clip(s, 80), record.WantPolicyName)
+	}
+	return nil
+}
+
+// Pool makes of a request a pool, or changes one: what the request leaves out stays as it is.
+func (o *Offer) Pool(p *record.Pool, req *wire.PoolRequest) error {
+	if req.CapacitySpec == nil {
+		return badPool("capacitySpec is missing; send " +
+			"{\"bufferMin\":1,\"bufferMax\":2,\"poolMin\":0,\"poolMax\":10}")
+	}
+	p.Capacity = record.Capacity{
+		BufferMin: req.CapacitySpec.BufferMin, BufferMax: req.CapacitySpec.BufferMax,
+		PoolMin: req.CapacitySpec.PoolMin, PoolMax: req.CapacitySpec.PoolMax,
+	}
+	if why := p.Capacity.Check(); why != "" {
+		return badPool("capacitySpec: %s", why)
+	}
+	if given(req.Template) {
+		p.Template = slices.Clone(req.Template)
+	}
+	return o.poolTemplate(p)
+}
+
+// poolTemplate checks the template of p, and sets what of p is in it.
+func (o *Offer) poolTemplate(p *record.Pool) error {
+	if len(p.Template) == 0 {
+		return badPool("template is missing; send the part of a creation that members are made from, such as " +
+			"{\"image\":{\"uri\":\"python\"}}")
+	}
+	if len(p.Template) > record.MaxPoolTemplate {
+		return badPool("template is larger than %d KiB", record.MaxPoolTemplate>>10)
+	}
+	t, err := templateOf(p)
+	if err != nil {
+		return err
+	}
+	for _, k := range slices.Sorted(maps.Keys(t.Extensions)) {
+		if !slices.Contains(templated, k) && !slices.Contains(ofPools, k) {
+			return badPool("template: extension %q is bound when a sandbox is created; a template may have %s, %s",
+				httperr.Clip(k, 60), strings.Join(templated, ", "), strings.Join(ofPools, ", "))
+		}
+	}
+	for k, line := range map[string]*string{wire.ExtPoolWarm: &p.Warm, wire.ExtPoolReady: &p.Ready} {
+		*line = t.Extensions[k]
+		if why := record.CheckPoolLine(*line); why != "" {
+			return badPool("template: extension %s: %s", k, why)
+		}
+	}
+	p.MaxAge = 0
+	if text, ok := t.Extensions[wire.ExtPoolMaxAge]; ok {
+		if p.MaxAge, err = time.ParseDuration(text); err != nil || p.MaxAge < time.Minute {
+			return badPool("template: extension %s %q: want a duration of at least 1m, such as 1h", wire.ExtPoolMaxAge,
+				httperr.Clip(text, 40))
+		}
+	}
+	_, _, err = o.Member(p)
+	return err
+}
+
+// templateOf reads the template of a pool. Unknown fields are refused: nothing of them would
+// be in a member.
+func templateOf(p *record.Pool) (t wire.PoolTemplate, err error) {
+	d := json.NewDecoder(bytes.NewReader(p.Template))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&t); err != nil {
+		return t, badPool("template: want the image, resourceLimits and extensions of a creation: %s", httperr.Clip(err.Error(), 200))
+	}
+	if t.Image == nil || t.Image.Auth != nil {
+		return t, badPool("template.image: want {\"uri\":\"NAME\"} of an image of this host, without auth")
+	}
+	return t, nil
+}
+
+// Member is what the members of a pool are made from: a creation without an image, which the
+// caller looks up by its name.
+func (o *Offer) Member(p *record.Pool) (s record.Spec, image string, err error) {
+	t, err := templateOf(p)
+	if err != nil {
+		return s, "", err
+	}
+	req := wire.CreateRequest{Image: t.Image, ResourceLimits: t.ResourceLimits, Extensions: startOf(&t)}
+	req.Extensions[wire.ExtIdle] = "true"
+	if s, err = o.Spec(&req); err != nil {
+		return s, "", err
+	}
+	// Nobody sees these of a member.
+	s.Extensions, s.ResourceLimits, s.Timeout = nil, nil, 0
+	return s, t.Image.URI, nil
+}
+
+// startOf are the extensions of a template that sandboxes take over.
+func startOf(t *wire.PoolTemplate) map[string]string {
+	all := map[string]string{}
+	for _, k := range templated {
+		if v, ok := t.Extensions[k]; ok {
+			all[k] = v
+		}
+	}
+	return all
+}
+
+// FromPool adds to a creation what the template of its pool has and the creation does not say.
+func FromPool(req *wire.CreateRequest, p *record.Pool) error {
+	if req.SnapshotID != "" {
+		return httperr.Invalid("snapshotId and extensions.%s are both given; leave one out", wire.ExtPool)
+	}
+	t, err := templateOf(p)
+	if err != nil {
+		return err
+	}
+	ext := startOf(&t)
+	maps.Copy(ext, req.Extensions)
+	if req.Image == nil {
+		req.Image = t.Image
+	}
+	if len(req.ResourceLimits) == 0 {
+		req.ResourceLimits = t.ResourceLimits
+	}
+	if len(req.Entrypoint) == 0 && ext[wire.ExtImageCommand] != "true" {
+		ext[wire.ExtIdle] = "true"
+	}
+	req.Extensions = ext
+	return nil
+}
+
+// PoolOf shows a pool.
+func PoolOf(i record.PoolInfo) wire.Pool {
+	source := wire.PolicyOfStore
+	if i.Fixed {
+		source = wire.PolicyOfConfiguration
+	}
+	return wire.Pool{
+		Name: i.Name, Template: json.RawMessage(i.Template), Source: source, CreatedAt: i.Created,
+		CapacitySpec: wire.PoolCapacity{
+			BufferMin: i.Capacity.BufferMin, BufferMax: i.Capacity.BufferMax, PoolMin: i.Capacity.PoolMin, PoolMax: i.Capacity.PoolMax,
+		},
+		Status: wire.PoolStatus{
+			Total: i.Available + i.Allocated, Allocated: i.Allocated, Available: i.Available, Revision: i.Revision, Message: i.Trouble,
+			Hits: i.Work[record.PoolHit].N, Misses: i.Work[record.PoolMiss].N, Refused: i.Work[record.PoolRefused].N,
+		},
+	}
+}
+
+// PoolUse shows the pool of a sandbox; nil: none.
+func PoolUse(u record.PoolUse) *wire.PoolUse {
+	if u.Name == "" {
+		return nil
+	}
+	return &wire.PoolUse{Name: u.Name, Hit: u.Miss == "", Miss: u.Miss}
 }

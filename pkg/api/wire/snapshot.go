@@ -40,6 +40,15 @@ type SnapshotInspection struct {
 	ImageDigest string   `json:"imageDigest,omitempty"`
 	Layers      []string `json:"layers,omitempty"`
 	Bytes       int64    `json:"bytes,omitempty"` // on the pool, shared ones included; absent: the pool does not count
+
+	Memory *SnapshotMemory `json:"memory,omitempty"` // absent: it has the files alone
+}
+
+// SnapshotMemory is what a snapshot has of the memory of its sandbox. (ours)
+type SnapshotMemory struct {
+	Bytes int64  `json:"bytes"`
+	Build string `json:"build"` // SHA-256 of the runsc that can restore it
+	CPU   string `json:"cpu"`   // the model that it was made on
 }
 
 // Change is one line of a diff: what happened to a path, as `docker diff` has it. Only

@@ -84,6 +84,16 @@ type DiskUsage struct {
 	ReclaimableBytes int64 `json:"reclaimableBytes"`
 }
 
+// SystemPruneReport answers POST /system/prune. (ours)
+type SystemPruneReport struct {
+	Sandboxes      []string `json:"sandboxes"` // ids
+	Snapshots      []string `json:"snapshots"` // ids
+	Images         []string `json:"images"`    // name:tag
+	Layers         []string `json:"layers"`    // digests
+	Volumes        []string `json:"volumes"`   // names
+	BytesReclaimed int64    `json:"bytesReclaimed"`
+}
+
 // Deleting is what deleted sandboxes still hold, because the kernel is taking them apart.
 // (ours)
 type Deleting struct {
@@ -114,4 +124,6 @@ type Disk struct {
 	State      string `json:"state"`
 	Bytes      int64  `json:"bytes"`                // 0 where the pool does not count
 	LimitBytes int64  `json:"limitBytes,omitempty"` // absent: none
+	// InUse says of a snapshot that it cannot be deleted now.
+	InUse bool `json:"inUse,omitempty"`
 }

@@ -58,6 +58,7 @@ const (
 	ExtTimeout = "sandboxd.timeout" // a Go duration ≥ 1s, instead of Timeout
 	ExtOneShot = "sandboxd.oneshot" // "true": the disk need not survive a crash of the host
 	ExtIdle    = "sandboxd.idle"    // "true": no entrypoint, the agent idles
+	ExtMemory  = "sandboxd.memory"  // "true": begin with the memory of the snapshot, too; its programs run on
 	// ExtSecurity is "strict", "default" or "compat". The host's configuration says which
 	// of them a request may ask for.
 	ExtSecurity = "sandboxd.security"
@@ -89,9 +90,20 @@ const (
 	ExtReadyTimeout     = "sandboxd.ready.timeout"
 	ExtReadyRetries     = "sandboxd.ready.retries"
 	ExtReadyStartPeriod = "sandboxd.ready.start-period"
+	// What happens to a sandbox that nobody has used for so long (a Go duration ≥ 1s): "pause"
+	// (default), "hibernate", "stop" or "kill". ExtIdle is something else. See record.Idle.
+	ExtIdleAfter  = "sandboxd.idle.after"
+	ExtIdleAction = "sandboxd.idle.action"
 
 	ExtRenew = "access.renew.extend.seconds"
-	ExtPool  = "poolRef"
+	// ExtPool names the pool that a sandbox is of; see Pool.
+	ExtPool = "poolRef"
+	// ExtPoolWarm, ExtPoolReady and ExtPoolMaxAge stand in the template of a pool only: a line for
+	// the shell that is run once in each member, one that is then tried until it succeeds, and how
+	// old a member may be, as 1h.
+	ExtPoolWarm   = "sandboxd.pool.warm"
+	ExtPoolReady  = "sandboxd.pool.ready"
+	ExtPoolMaxAge = "sandboxd.pool.max-age"
 )
 
 // CreateRequest is the body of POST /sandboxes.
@@ -228,36 +240,25 @@ type Info struct {
 	Network     string          `json:"network"`
 	Policy      *SandboxPolicy  `json:"policy,omitempty"` // absent: no policy was named
 	OneShot     bool            `json:"oneShot,omitempty"`
+	Fork        *ForkOf         `json:"fork,omitempty"` // absent: it is no copy
 	// CredentialProxy: it may have a credential vault and rules about requests.
 	CredentialProxy bool `json:"credentialProxy,omitempty"`
-	ExitCode        *int `json:"exitCode,omitempty"`
+	// HibernatedBytes is the size of its memory on disk; 0: it does not hibernate.
+	HibernatedBytes int64 `json:"hibernatedBytes,omitempty"`
+	ExitCode        *int  `json:"exitCode,omitempty"`
 	// Restarts by the restart policy since somebody created or started the sandbox, and
 	// when the next one is; NextStart is absent if none is due.
 	Restarts    int        `json:"restarts,omitempty"`
 	LastRestart *time.Time `json:"lastRestart,omitempty"`
 	NextStart   *time.Time `json:"nextStart,omitempty"`
 	Health      *Health    `json:"health,omitempty"` // of a live sandbox that has a probe
-	// Notes are for people: the image is another version than its name says, a limit is
-	// more than the host has.
+	Idle        *Idle      `json:"idle,omitempty"`   // absent: it has no idle policy
+	// Notes are for people: the image is another version than its name says, the sandbox took no
+	// member of its pool, a limit is more than the host has.
 	Notes []string `json:"notes,omitempty"`
 	// What the image runs by itself; absent: nothing, or the image is not here yet.
 	ImageEntrypoint []string `json:"imageEntrypoint,omitempty"`
 	ImageCmd        []string `json:"imageCmd,omitempty"`
-}
-
-// The health of a sandbox, by its probe.
-const (
-	HealthStarting  = "starting" // it has not been ready yet
-	HealthHealthy   = "healthy"
-	HealthUnhealthy = "unhealthy"
-)
-
-// Health is what the probe of a sandbox has found. (ours)
-type Health struct {
-	State      string     `json:"state"`
-	Failures   int        `json:"failures"`             // in a row
-	LastOutput string     `json:"lastOutput,omitempty"` // of the last try, and why it failed
-	CheckedAt  *time.Time `json:"checkedAt,omitempty"`  // absent: not yet
 }
 
 // PublishedPort is a port of a sandbox that is served at an address of the host. (ours)
@@ -285,6 +286,7 @@ type Inspection struct {
 	Slot       int           `json:"slot"`
 	State      string        `json:"internalState"`
 	LastOutput string        `json:"lastOutput,omitempty"`
+	Pool       *PoolUse      `json:"pool,omitempty"`
 	Volumes    []VolumeMount `json:"volumes,omitempty"`
 	Notes      []string      `json:"notes,omitempty"` // where a limit holds less than its name says
 	// SecurityDifferences says how its level of security differs from the default.
@@ -379,7 +381,8 @@ type RenameRequest struct {
 	Name string `json:"name"`
 }
 
-// CommitRequest is the body of POST /sandboxes/{id}/commit. (ours)
+// CommitRequest is the body of POST /sandboxes/{id}/commit and POST /snapshots/{id}/commit.
+// (ours)
 type CommitRequest struct {
 	Name string `json:"name"` // NAME[:TAG]
 }

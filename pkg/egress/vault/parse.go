@@ -44,7 +44,7 @@ func create(data []byte, trusted bool) (*Vault, error) {
 func (r *reader) credentials(p *[]*Credential, trusted bool) func(at string) error {
 	return func(at string) error {
 		return r.array(at, MaxCredentials, func(at string) error {
-			c := &Credential{Placeholder: PlaceholderPrefix + rand.Text()}
+			c := &Credential{Placeholder: newPlaceholder()}
 			mentions := false
 			if _, err := r.object(at, fields{
 				"name": r.text(&c.Name), "source": r.source(&c.Source, trusted),
@@ -68,6 +68,8 @@ func (r *reader) credentials(p *[]*Credential, trusted bool) func(at string) err
 // PlaceholderPrefix is how the placeholder of a credential begins. After it come 26 characters of
 // base32 (RFC 4648), as crypto/rand.Text draws them: 130 bits.
 const PlaceholderPrefix = "sbxph_"
+
+func newPlaceholder() string { return PlaceholderPrefix + rand.Text() }
 
 // source reads a source into s. The type may be missing, as in a dict that the Python SDK takes:
 // then it is inline.

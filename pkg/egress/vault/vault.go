@@ -176,6 +176,18 @@ func (v *Vault) Credentials() []*Credential { return sorted(v.credentials) }
 // Bindings are all bindings by name, sorted.
 func (v *Vault) Bindings() []*Binding { return sorted(v.bindings) }
 
+// Copy returns the same vault for another sandbox: with placeholders that are drawn anew, as a
+// placeholder is of use in one sandbox only.
+func (v *Vault) Copy() *Vault {
+	out := &Vault{v.revision, map[string]*Credential{}, maps.Clone(v.bindings)}
+	for name, c := range v.credentials {
+		other := *c
+		other.Placeholder = newPlaceholder()
+		out.credentials[name] = &other
+	}
+	return out
+}
+
 // Credential returns the credential with this name, or nil.
 func (v *Vault) Credential(name string) *Credential { return v.credentials[name] }
 

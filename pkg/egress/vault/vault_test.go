@@ -471,6 +471,31 @@ func TestPatch(t *testing.T) {
 	}
 }
 
+// TestCopy: a copy differs by its placeholders alone, and shares nothing that changes.
+func TestCopy(t *testing.T) {
+	v := create1(t, vaultOf(bearer("a", `{"hosts":["b.example.com"]}`)))
+	before := string(v.Encode())
+	c := v.Copy()
+	text := string(c.Encode())
+	for _, was := range v.Credentials() {
+		is := c.Credential(was.Name)
+		if is.Placeholder == was.Placeholder || !placeholderForm.MatchString(is.Placeholder) {
+			t.Errorf("%s has the placeholder %q, and had %q", was.Name, is.Placeholder, was.Placeholder)
+		}
+		text = strings.Replace(text, is.Placeholder, was.Placeholder, 1)
+	}
+	if text != before || string(v.Encode()) != before {
+		t.Errorf("a copy of\n%s\nis\n%s", before, text)
+	}
+	if _, err := Decode(c.Encode()); err != nil {
+		t.Error(err)
+	}
+	next, err := c.Patch([]byte(`{"credentials":{"replace":[` + credential("token", "x") + `]}}`))
+	if err != nil || next.Credential("token").Placeholder != c.Credential("token").Placeholder || string(v.Encode()) != before {
+		t.Errorf("a changed copy: %v", err)
+	}
+}
+
 func TestUncovered(t *testing.T) {
 	v := create1(t, vaultOf(bearer("b", `{"hosts":["a.example.com","*.example.org"],"schemes":["https","http"]}`),
 		bearer("a", `{"hosts":["c.example.com"]}`)))

@@ -17,6 +17,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/oci"
@@ -104,6 +108,41 @@ func (d *Driver) List(context.Context) ([]string, error) {
 // MainPID is the process ID of PID 1 of id in the host's PID namespace.
 func (d *Driver) MainPID(id string) (pid int, err error) {
 	return oci.MainPID(filepath.Join(d.c.Root, id, "state.json"), "init_process_pid")
+}
+
+// Rename gives the guest of id, which runs, another hostname.
+func (d *Driver) Rename(_ context.Context, id, hostname string) error {
+	err := d.rename(id, hostname)
+	if err != nil {
+		return fmt.Errorf("give the guest of %s the hostname %s: %w", id, hostname, err)
+	}
+	return nil
+}
+
+func (d *Driver) rename(id, hostname string) error {
+	pid, err := d.MainPID(id)
+	if err != nil {
+		return err
+	}
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/uts", pid))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	// PID 1 may be dead, and its number another's. A process of id now was one when ns was opened.
+	if where, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err != nil || !strings.Contains(string(where), id) {
+		return errors.Join(errors.New("its first process is gone"), err)
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocks: the thread ends with this goroutine
+		err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWUTS)
+		if err == nil {
+			err = unix.Sethostname([]byte(hostname))
+		}
+		done <- err
+	}()
+	return <-done
 }
 
 // Pid is the process id of the launcher, or 0 while none runs.

@@ -1,6 +1,7 @@
 // Package runsc starts sandboxes on gVisor.
 //
-// It starts, forgets and lists; it does not kill. A sandbox on gVisor is five or six
+// It starts, forgets and lists, and keeps the memory of those that run (memory.go); it does
+// not kill. A sandbox on gVisor is five or six
 // host processes in one cgroup, and the cgroup kills them: `runsc kill` and `runsc
 // delete` would each start a process to do the same worse. Three files below
 // Config.Root are left then, and Forget removes them.
@@ -45,11 +46,13 @@ type Config struct {
 	Platform string // "systrap" if empty
 }
 
-// A Driver starts sandboxes on gVisor. It keeps nothing in memory, so any daemon can
+// A Driver starts sandboxes on gVisor. It keeps nothing of them in memory, so any daemon can
 // forget a sandbox that another one started.
 type Driver struct {
-	c    Config
-	null *os.File
+	c       Config
+	null    *os.File
+	builds  builds
+	cpuinfo string // /proc/cpuinfo, but in tests
 }
 
 // New checks c and makes its Root.
@@ -72,36 +75,49 @@ func New(c Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Driver{c: c, null: null}, nil
+	return &Driver{c: c, null: null, cpuinfo: "/proc/cpuinfo"}, nil
 }
 
 // Start returns when the init of id runs, or with runsc's error. stdin becomes PID 1's;
 // Start does not close it. If ctx ends first, processes may be left in the cgroup of
 // id: kill the cgroup, then call Forget.
 func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
+	_, err := d.begin(ctx, "start", id, stdin, "run")
+	return err
+}
+
+// begin is Start by a command of runsc; what it does is for its errors. ran is whether the guest may
+// have run, also after an error: not if the command itself says that it failed. One that was killed says
+// nothing: the guest shares its cgroup, and may have had the kernel kill it for want of memory.
+func (d *Driver) begin(ctx context.Context, what, id string, stdin *os.File, command ...string) (ran bool, err error) {
+	wrong := func(err error) error { return fmt.Errorf("%s %s on runsc: %w", what, id, err) }
 	bundle := d.c.Bundle(id)
 	log := filepath.Join(bundle, "runsc.log")
 	if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("start %s on runsc: %w", id, err)
+		return false, wrong(err)
 	}
-	cmd := exec.CommandContext(ctx, d.c.Binary, d.args(log, "run", "--detach", "--bundle="+bundle, id)...)
+	command = append(command[:len(command):len(command)], "--detach", "--bundle="+bundle, id)
+	cmd := exec.CommandContext(ctx, d.c.Binary, d.args(log, command...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, d.null, d.null
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	if err := d.c.StartInCgroup(id, cmd); err != nil {
-		return fmt.Errorf("start %s on runsc: start runsc in the cgroup: %w", id, err)
+		return false, wrong(fmt.Errorf("start runsc in the cgroup: %w", err))
 	}
 	limitErr := restrain(cmd.Process.Pid) // its children inherit the limits
 	if err := cmd.Wait(); err != nil {
 		if ctx.Err() != nil {
-			return fmt.Errorf("start %s on runsc: %w", id, context.Cause(ctx))
+			return true, wrong(context.Cause(ctx))
 		}
-		return fmt.Errorf("start %s on runsc: %s", id, words(log, err))
+		return killed(cmd), wrong(errors.New(words(log, err)))
 	}
 	if err := errors.Join(limitErr, d.restrainAll(id)); err != nil {
-		return fmt.Errorf("start %s on runsc: %w", id, err)
+		return true, wrong(err)
 	}
-	return nil
+	return true, nil
 }
+
+// killed reports whether a command that has ended did not end by itself.
+func killed(cmd *exec.Cmd) bool { return cmd.ProcessState == nil || !cmd.ProcessState.Exited() }
 
 // restrainAll restrains all processes of id: on a busy host the first may have made
 // others before it was restrained. It ends when it finds no new one.

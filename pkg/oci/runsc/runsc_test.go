@@ -22,4 +22,6 @@ func open(t testing.TB, h *runtimetest.Host) runtimetest.Runtime {
 
 func TestConformance(t *testing.T) { runtimetest.Run(t, oci.Runsc, open) }
 
+func TestLiveFork(t *testing.T) { runtimetest.LiveFork(t, oci.Runsc, open) }
+
 func BenchmarkStart(b *testing.B) { runtimetest.Bench(b, oci.Runsc, open) }

@@ -58,16 +58,24 @@ const (
 	Stopping State = "stopping" // intent; recovery ends
 	Ended    State = "ended"    // record and disk are kept, nothing else
 	Starting State = "starting" // intent, from ended; recovery ends it again
+	// Hibernating is the intent to put the memory of a sandbox on disk. Recovery begins anew, and
+	// from Record.Hibernation on only has to end the processes.
+	Hibernating State = "hibernating"
+	Hibernated  State = "hibernated" // record, disk and memory image are kept, and published ports
+	// Waking is the intent to bring the memory back. Recovery finishes it if the guest runs, and
+	// undoes it if the guest never ran.
+	Waking   State = "waking"
 	Deleting State = "deleting" // intent; recovery erases
 	// Prepared is the state of a prepared slot: an ID, a Slot and what depends on these
-	// and Spec.Runtime alone. A create takes it and makes it Creating. No client sees it.
+	// and Spec.Runtime alone, or with Record.Pool all that a sandbox of the pool's template
+	// has. A create takes it and makes it Creating. No client sees it.
 	Prepared State = "prepared" // intent; recovery releases it
 )
 
 // Beginning reports whether a sandbox in state s is being brought up.
 func (s State) Beginning() bool { return s == Creating || s == Starting }
 
-// Reason says why a sandbox ended.
+// Reason says why a sandbox ended, or is paused.
 type Reason string
 
 // The reasons. The set is closed.
@@ -85,6 +93,9 @@ const (
 	Stopped      Reason = "stopped"       // a client asked for it; it is kept until it expires or is deleted
 	StartFailed  Reason = "start_failed"  // it ran before, and could not be started again
 	Unhealthy    Reason = "unhealthy"     // it failed its probe, and its policy starts it anew
+	// ReasonIdle is that of a sandbox which its idle policy has paused (Asleep) or is deleting. One
+	// that the policy stops is Stopped.
+	ReasonIdle Reason = "idle"
 )
 
 // Record is what the store keeps for one sandbox.
@@ -95,12 +106,17 @@ type Record struct {
 	Spec  Spec   `json:"spec"`
 	// Prepared says that the sandbox took a prepared slot: when its creation began, the
 	// host held a part of what it needs already.
-	Prepared bool      `json:"prepared,omitempty"`
-	Token    string    `json:"token"` // the agent's; leaves the host only in Endpoint.headers
-	BootID   string    `json:"bootId"`
-	Created  time.Time `json:"created"`
-	Changed  time.Time `json:"changed"` // last transition
-	Expires  time.Time `json:"expires"` // zero: never
+	Prepared bool `json:"prepared,omitempty"`
+	// Pool is the pool of a member, which is a prepared slot that runs, or of a sandbox.
+	Pool  PoolUse `json:"pool,omitzero"`
+	Token string  `json:"token"` // the agent's; leaves the host only in Endpoint.headers
+	// MemberToken is the token that the agent of a member has until the sandbox that took it
+	// runs.
+	MemberToken string    `json:"memberToken,omitempty"`
+	BootID      string    `json:"bootId"`
+	Created     time.Time `json:"created"`
+	Changed     time.Time `json:"changed"` // last transition
+	Expires     time.Time `json:"expires"` // zero: never
 	// Updated is when its limits last changed while it ran; zero: never.
 	Updated time.Time `json:"updated,omitzero"`
 	// Started is when its present, or last, life came up; zero: it did not.
@@ -109,11 +125,14 @@ type Record struct {
 	// QuickRestarts those of them in a row that did not last.
 	Restarts      int `json:"restarts,omitempty"`
 	QuickRestarts int `json:"quickRestarts,omitempty"`
-	// How a sandbox ended.
+	// How a sandbox ended, or why it is paused.
 	Reason     Reason `json:"reason,omitempty"`
 	Message    string `json:"message,omitempty"` // cause and step, for people
 	ExitCode   *int   `json:"exitCode,omitempty"`
 	LastOutput string `json:"lastOutput,omitempty"` // last lines of the entrypoint, ≤ 8 KiB
+	// Hibernation is the memory image of a sandbox that is Hibernated or Waking, or Hibernating and
+	// only has to be ended.
+	Hibernation *MemoryImage `json:"hibernation,omitempty"`
 }
 
 // LastLines stands before the last output of a sandbox that did not come up, at the end
@@ -152,8 +171,10 @@ type Spec struct {
 	// client gave none, and in old records.
 	ImageURI string `json:"imageUri,omitempty"`
 	// ImageNote says, for people, that Image is another version than ImageURI names.
-	ImageNote  string   `json:"imageNote,omitempty"`
-	Snapshot   string   `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
+	ImageNote string `json:"imageNote,omitempty"`
+	Snapshot  string `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
+	// Memory says that it begins with the memory of Snapshot, too: its programs run on.
+	Memory     bool     `json:"memory,omitempty"`
 	Runtime    string   `json:"runtime"`            // "runsc" or "runc"
 	Security   Security `json:"security,omitempty"` // empty in old records; see Level
 	Entrypoint []string `json:"entrypoint"`
@@ -183,6 +204,7 @@ type Spec struct {
 	SecureAccess bool    `json:"secureAccess,omitempty"`
 	Restart      Restart `json:"restart,omitzero"`
 	Ready        Probe   `json:"ready,omitzero"`
+	Idle         Idle    `json:"idle,omitzero"`
 
 	Request Request `json:"request,omitzero"`
 
@@ -192,8 +214,13 @@ type Spec struct {
 	Extensions     map[string]string `json:"extensions,omitempty"`
 	NetworkPolicy  []byte            `json:"networkPolicy,omitempty"` // raw JSON as sent
 
+	Fork Fork `json:"fork,omitzero"`
+
 	// Policy is where Network and NetworkPolicy are from, if a client named a policy.
 	Policy PolicyUse `json:"policy,omitzero"`
+
+	// Pool is the pool that the client named (poolRef).
+	Pool string `json:"pool,omitempty"`
 }
 
 // Level is its level of security.

@@ -30,6 +30,16 @@ func SnapshotOf(i instance.Instance, id string) bool {
 // Level is the level of security of the sandbox.
 func (s *Snapshot) Level() Security { return cmp.Or(s.Security, SecurityDefault) }
 
+// SnapshotRequest says what snapshot to take.
+type SnapshotRequest struct {
+	Name   string
+	Unique bool // refuse it if another snapshot has the name
+	// Temporary is one without a name that the caller deletes. If the daemon ends first, the
+	// next one deletes it.
+	Temporary bool
+	Memory    bool // also of what the sandbox has in memory
+}
+
 // SnapshotState is the durable state of a snapshot.
 type SnapshotState string
 
@@ -56,7 +66,18 @@ type Snapshot struct {
 
 	Security Security `json:"security,omitempty"` // of the sandbox; empty in old records, see Level
 
-	Bytes   int64     `json:"bytes,omitempty"` // on the pool when it was taken; 0: the pool does not count
+	Memory *Memory `json:"memory,omitempty"` // nil: it has the files alone
+
+	Bytes   int64     `json:"bytes,omitempty"` // of files on the pool when it was taken; 0: the pool does not count
 	Created time.Time `json:"created"`
 	Changed time.Time `json:"changed"` // last transition
+}
+
+// HeldBytes is what the snapshot takes on the host's disks, as far as it was counted. Limits
+// and reports use it.
+func (s *Snapshot) HeldBytes() int64 {
+	if s.Memory == nil {
+		return s.Bytes
+	}
+	return s.Bytes + s.Memory.Bytes()
 }

@@ -37,6 +37,18 @@ func (d *Directory) Freeze(ctx context.Context, from, to string) error { return 
 // Settle writes the file system out.
 func (d *Directory) Settle(context.Context) error { return tree.WithDir(d.Dir, unix.Syncfs) }
 
+// Sync writes the file system out. The writes of other disks may delay it for as long as ctx lets them.
+func (d *Directory) Sync(ctx context.Context, _ string) error {
+	done := make(chan error, 1)
+	go func() { done <- d.Settle(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // Unfreeze does nothing: a copy can be renamed.
 func (d *Directory) Unfreeze(string) error { return nil }
 

@@ -14,9 +14,10 @@ import (
 
 // Names in the directory of a pool, beside disks, snapshots and volumes.
 const (
-	LostDir  = "lost+found" // disks and snapshots without an owner, see StrayName
-	TrashDir = ".trash"     // what is being destroyed
-	IDFile   = "id"         // the random name of the pool
+	LostDir   = "lost+found" // disks and snapshots without an owner, see StrayName
+	TrashDir  = ".trash"     // what is being destroyed
+	MemoryDir = "memory"     // the memory images of snapshots and of sandboxes that hibernate
+	IDFile    = "id"         // the random name of the pool
 )
 
 // StrayName is the name in lost+found of a disk or snapshot that came there at since.

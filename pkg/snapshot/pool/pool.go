@@ -61,6 +61,8 @@ type Driver interface {
 	Freeze(ctx context.Context, from, to string) error
 	// Settle returns when everything frozen so far survives a crash of the host.
 	Settle(ctx context.Context) error
+	// Sync returns when the disk at path, which does not change meanwhile, survives a crash of the host.
+	Sync(ctx context.Context, path string) error
 	// Branch makes a disk at path to from the snapshot at path from, and limits it to bytes.
 	Branch(ctx context.Context, from, to string, bytes int64) error
 	// Unfreeze lets a snapshot be renamed. Without one it is fs.ErrNotExist.

@@ -262,6 +262,19 @@ func (e *Env) testVolatile(t *testing.T) {
 	if !errs.Is(err, errs.WrongState) {
 		t.Errorf("Mount after a host crash: %v", err)
 	}
+	// One that was synced is as good as any other.
+	must(t, e.Mounts.Unmount(ctx, id))
+	must(t, e.Snapshots.SyncDisk(ctx, id))
+	for range 2 {
+		must(t, e.Mounts.Keep(ctx, id))
+	}
+	e.held(t, id, true, false)
+	e.mount(t, id, identity, true)
+	must(t, e.Snapshots.SyncDisk(ctx, id))
+	left, err := filepath.Glob(filepath.Join(e.Config.StateDir, "pool/.trash/*-sync-*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("a sync left %v, %v", left, err)
+	}
 	must(t, errors.Join(e.Mounts.Unmount(ctx, id), e.Disks.DeleteDisk(ctx, id)))
 }
 

@@ -17,12 +17,16 @@ import java.io.OutputStream;
 import java.io.PrintStream;
 import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
+import java.security.SecureRandom;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Random;
+import java.util.SplittableRandom;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.atomic.AtomicLong;
 import jdk.jshell.DeclarationSnippet;
 import jdk.jshell.Diag;
 import jdk.jshell.EvalException;
@@ -44,6 +48,8 @@ public class Driver {
         "java.io", "java.math", "java.net", "java.nio.file", "java.util", "java.util.concurrent",
         "java.util.function", "java.util.prefs", "java.util.regex", "java.util.stream",
     };
+
+    static final int RESEED = -2; // the number of a cell that is a seed and no code
 
     /** A call of code: the number of the call, and the text. */
     static class Cell {
@@ -355,6 +361,46 @@ public class Driver {
         t.start();
     }
 
+    /**
+     * Has code draw other random numbers: this process is a copy of one that goes on. SecureRandom reads the kernel's.
+     * What code has made by itself, as by new Random(), stays as it is.
+     */
+    static void reseed(long seed) {
+        SplittableRandom random = new SplittableRandom(seed ^ new SecureRandom().nextLong());
+        for (String holder : new String[] {"java.lang.Math$RandomNumberGeneratorHolder", "java.lang.StrictMath$RandomNumberGeneratorHolder"}) {
+            change(holder, "randomNumberGenerator", f -> ((Random) f.get(null)).setSeed(random.nextLong()));
+        }
+        change("java.util.Collections", "r", f -> {
+            if (f.get(null) != null) { // of shuffle
+                ((Random) f.get(null)).setSeed(random.nextLong());
+            }
+        });
+        for (String[] from : new String[][] { // the next ones that are made
+            {"java.util.Random", "seedUniquifier"}, {"java.util.SplittableRandom", "defaultGen"},
+            {"java.util.concurrent.ThreadLocalRandom", "seeder"},
+        }) {
+            change(from[0], from[1], f -> ((AtomicLong) f.get(null)).set(random.nextLong()));
+        }
+        for (Thread t : Thread.getAllStackTraces().keySet()) {
+            change("java.lang.Thread", "threadLocalRandomSeed", f -> f.setLong(t, random.nextLong()));
+        }
+    }
+
+    interface Change {
+        void of(Field f) throws ReflectiveOperationException;
+    }
+
+    /** Changes a field that this JDK may have. */
+    static void change(String of, String name, Change c) {
+        try {
+            Field f = Class.forName(of).getDeclaredField(name);
+            f.setAccessible(true);
+            c.of(f);
+        } catch (ReflectiveOperationException | RuntimeException | LinkageError e) {
+            return; // it has another
+        }
+    }
+
     void serve() {
         try {
             for (String name : IMPORTS) {
@@ -362,7 +408,12 @@ public class Driver {
             }
             shell.sourceCodeAnalysis().analyzeCompletion("0");
             for (;;) {
-                run(cells.take());
+                Cell cell = cells.take();
+                if (cell.count == RESEED) {
+                    reseed(Long.parseUnsignedLong(cell.code, 16));
+                } else {
+                    run(cell);
+                }
             }
         } catch (Throwable t) {
             t.printStackTrace();
@@ -405,6 +456,10 @@ public class Driver {
             String[] numbers = line.split(" ");
             int count = Integer.parseInt(numbers[0]);
             int size = Integer.parseInt(numbers[1]);
+            if (size == RESEED) {
+                cells.add(new Cell(RESEED, numbers[2]));
+                continue;
+            }
             if (size < 0) {
                 interrupt(count);
                 continue;

@@ -299,6 +299,119 @@
     finish(current, { error: interrupted });
   }
 
+  // Copies.
+
+  // move gives this process, which has run nothing, the environment of another sandbox.
+  function move(place) {
+    for (const [name, [before, after]] of Object.entries(place.env)) {
+      if (process.env[name] !== (before ?? undefined)) process.exit(1); // the next call gets a new context
+      if (after === null) delete process.env[name];
+      else process.env[name] = after;
+    }
+  }
+
+  // fresh fills bytes with the kernel's random numbers, which no copy of this process has had.
+  function fresh(bytes) {
+    const fd = fs.openSync('/dev/urandom', 'r');
+    try {
+      for (let at = 0; at < bytes.length; ) at += fs.readSync(fd, bytes, at, Math.min(bytes.length - at, 1 << 20), null);
+    } finally {
+      fs.closeSync(fd);
+    }
+    return bytes;
+  }
+
+  // reseed has code draw other random numbers: this process is a copy of one that goes on. The state of Math.random is
+  // V8's and that of crypto is OpenSSL's, and nothing that a script can call changes either. So the functions are
+  // replaced: each calls the old one, for its errors, and puts the kernel's numbers in place of the result.
+  let reseeded = false;
+  const generator = new Uint32Array(4);
+  function reseed(seed) {
+    fresh(new Uint8Array(generator.buffer));
+    for (let i = 0; i < generator.length; i++) generator[i] ^= parseInt(seed.slice(8 * i, 8 * i + 8), 16);
+    if (reseeded) return; // the functions read what is there
+    reseeded = true;
+    replace(Math, 'random', () => function random() {
+      return ((next() >>> 5) * 67108864 + (next() >>> 6)) / 9007199254740992; // 53 bits
+    });
+    const crypto = require('crypto');
+    const bytesOf = (a) => new Uint8Array(a.buffer ?? a, a.byteOffset ?? 0, a.byteLength);
+    const part = (a, offset = 0, size) => {
+      const unit = a.BYTES_PER_ELEMENT ?? 1;
+      return bytesOf(a).subarray(offset * unit, size === undefined ? undefined : (offset + size) * unit);
+    };
+    const fill = (a) => (fresh(bytesOf(a)), a);
+    // later gives change the value that a callback would get.
+    const later = (args, change) => {
+      const f = args.at(-1);
+      return typeof f === 'function' ? [...args.slice(0, -1), (e, value) => (e ? f(e) : f(e, change(value)))] : undefined;
+    };
+    replace(crypto, 'randomBytes', (old) => function randomBytes(...args) {
+      const changed = later(args, fill);
+      return changed ? old.apply(this, changed) : fill(old.apply(this, args));
+    });
+    replace(crypto, 'randomFillSync', (old) => function randomFillSync(a, offset, size) {
+      old.apply(this, arguments);
+      fresh(part(a, offset, size));
+      return a;
+    });
+    replace(crypto, 'randomFill', (old) => function randomFill(a, ...rest) {
+      const numbers = rest.slice(0, -1);
+      return old.apply(this, later([a, ...rest], (b) => (fresh(part(b, ...numbers)), b)) ?? arguments);
+    });
+    replace(crypto, 'randomInt', (old) => function randomInt(...args) {
+      const [min, max] = typeof args[1] === 'number' ? args : [0, args[0]];
+      const draw = () => {
+        const range = max - min, limit = 2 ** 48 - (2 ** 48 % range);
+        for (;;) {
+          const n = Buffer.from(fresh(new Uint8Array(6))).readUIntBE(0, 6);
+          if (n < limit) return min + (n % range);
+        }
+      };
+      const changed = later(args, draw);
+      if (changed) return old.apply(this, changed);
+      old.apply(this, args);
+      return draw();
+    });
+    const uuid = () => {
+      const b = Buffer.from(fresh(new Uint8Array(16)));
+      b[6] = (b[6] & 0x0f) | 0x40;
+      b[8] = (b[8] & 0x3f) | 0x80;
+      return b.toString('hex').replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-');
+    };
+    const newUUID = (old) => function randomUUID(...args) {
+      old.apply(this, args);
+      return uuid();
+    };
+    const newValues = (old) => function getRandomValues(a) {
+      return fill(old.apply(this, arguments));
+    };
+    const web = crypto.webcrypto && Object.getPrototypeOf(crypto.webcrypto);
+    for (const o of [crypto, web]) {
+      replace(o, 'randomUUID', newUUID);
+      replace(o, 'getRandomValues', newValues);
+    }
+    module_.syncBuiltinESMExports();
+  }
+
+  // next is sfc32, of PractRand: its last word counts.
+  function next() {
+    const g = generator;
+    const t = (g[0] + g[1] + g[3]) >>> 0;
+    g[3]++;
+    g[0] = g[1] ^ (g[1] >>> 9);
+    g[1] = g[2] + (g[2] << 3);
+    g[2] = ((g[2] << 21) | (g[2] >>> 11)) + t;
+    return t;
+  }
+
+  function replace(of, name, by) {
+    const d = of && Object.getOwnPropertyDescriptor(of, name);
+    if (d && d.configurable && typeof (d.value ?? d.get?.call(of)) === 'function') {
+      Object.defineProperty(of, name, { value: by(of[name]), writable: true, enumerable: d.enumerable, configurable: true });
+    }
+  }
+
   for (const event of ['uncaughtException', 'unhandledRejection']) {
     process.on(event, (e) => process.stderr.write(`Uncaught ${failure(e).traceback.join('\n')}\n`));
   }
@@ -321,6 +434,8 @@
       const request = JSON.parse(line);
       if (request.settle) settle(request.settle);
       else if (request.interrupt) interrupt(request.interrupt);
+      else if (request.reseed) reseed(request.reseed);
+      else if (request.move) move(request.move);
       else cell(request);
     }
   });

@@ -403,6 +403,51 @@ def limit_memory(size):
         limit(resource.RLIMIT_AS, int(f.read().split()[0]) * mmap.PAGESIZE + size)
 
 
+def move(place):
+    """Gives this process, which has run nothing, the environment and the memory of another sandbox."""
+    try:
+        for name, (before, after) in place["env"].items():
+            if os.environ.get(name) != before:
+                raise ValueError(name)
+            if after is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = after
+        import resource
+
+        for what in resource.RLIMIT_DATA, resource.RLIMIT_AS:  # the one of before
+            resource.setrlimit(what, (resource.getrlimit(what)[1],) * 2)
+        if place["memory"] > 0:
+            limit_memory(place["memory"])
+    except BaseException:
+        os._exit(1)  # the next call gets a new context
+
+
+def reseed(seed):
+    """Has code draw other random numbers: this process is a copy of one that goes on."""
+    seed = bytes.fromhex(seed) + os.urandom(32)
+
+    def node_of_uuid1(uuid):
+        # libuuid keeps a clock sequence in memory, and without it uuid1 draws one each time.
+        for name in "_generate_time_safe", "_uuid_generate_time":
+            if getattr(uuid, name, None) is not None:
+                setattr(uuid, name, None)
+        uuid._node = int.from_bytes(os.urandom(6), "big") | 1 << 40  # RFC 4122, 4.5: a multicast address is no card's
+        uuid._last_timestamp = None
+
+    for name, change in (
+        ("random", lambda m: m.seed(seed)),
+        ("numpy.random", lambda m: m.seed()),
+        ("_ssl", lambda m: m.RAND_add(seed, 32.0)),  # OpenSSL reads the kernel's as well, then
+        ("uuid", node_of_uuid1),
+    ):
+        try:
+            if name in sys.modules:
+                change(sys.modules[name])
+        except Exception:
+            pass  # code has put something else there
+
+
 def serve():
     if memory > 0:  # noqa: F821
         limit_memory(memory)  # noqa: F821
@@ -426,6 +471,12 @@ def serve():
         request = json.loads(line)
         if "settle" in request:
             say("settled", status=request["settle"])
+            continue
+        if "reseed" in request:
+            reseed(request["reseed"])
+            continue
+        if "move" in request:
+            move(request["move"])
             continue
         fields = run(request["code"], f"<cell {request['count']}>")
         if os.getpid() != PID:  # a fork of the cell that came back from it

@@ -41,7 +41,9 @@ var table = map[errs.Code]struct {
 }
 
 // byWire are the wire codes that have a status of their own, wherever their errors are made.
-var byWire = map[string]int{record.CodeNotInspected: http.StatusPreconditionFailed}
+var byWire = map[string]int{
+	record.CodeNotInspected: http.StatusPreconditionFailed, record.CodePoolFull: http.StatusTooManyRequests,
+}
 
 // Codes lists the codes that the table knows, in no order.
 func Codes() []errs.Code { return slices.Collect(maps.Keys(table)) }

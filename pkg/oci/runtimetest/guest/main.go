@@ -55,6 +55,8 @@ func main() {
 			answer = setuid()
 		case "stores":
 			answer = stores()
+		case "count":
+			answer = count()
 		default:
 			answer = "unknown question " + q
 		}

@@ -13,6 +13,7 @@ package btrfs
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -210,6 +211,22 @@ func (b *Pool) room() error {
 
 // Settle does nothing: Freeze has committed.
 func (b *Pool) Settle(context.Context) error { return nil }
+
+// Sync makes a snapshot for a moment: the kernel writes out what the disk has, and commits. The
+// writes of other disks, which may take hours, do not delay it as they do [Pool.Flush].
+func (b *Pool) Sync(ctx context.Context, path string) error {
+	moment := filepath.Join(b.dir, pool.TrashDir, filepath.Base(path)+"-sync-"+rand.Text()) // a dead daemon's goes with the trash
+	done := make(chan error, 1)
+	go func() { // the kernel is not to be interrupted
+		done <- errors.Join(b.Freeze(context.WithoutCancel(ctx), path, moment), b.Destroy(moment))
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
 
 // Branch makes a subvolume that shares all blocks with a snapshot.
 func (b *Pool) Branch(_ context.Context, from, to string, bytes int64) error {
