@@ -337,9 +337,18 @@ func (d *daemon) cmd(args ...string) *exec.Cmd {
 
 func (d *daemon) run(t *testing.T, args ...string) result {
 	t.Helper()
+	return d.runOut(t, new(bytes.Buffer), args...)
+}
+
+// runOut is run with an output of the test's own.
+func (d *daemon) runOut(t *testing.T, out interface {
+	io.Writer
+	fmt.Stringer
+}, args ...string) result {
+	t.Helper()
 	c := d.cmd(args...)
-	var out, errout bytes.Buffer
-	c.Stdout, c.Stderr, c.Stdin = &out, &errout, strings.NewReader("typed")
+	var errout bytes.Buffer
+	c.Stdout, c.Stderr, c.Stdin = out, &errout, strings.NewReader("typed")
 	err := c.Run()
 	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
 		t.Fatal(err)
