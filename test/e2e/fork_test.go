@@ -107,7 +107,7 @@ func TestForks(t *testing.T) {
 	if out, err := h.exec(ctx, origin.ID, "sh", "-c", "echo $WHO $(hostname)"); err != nil || out != "origin origin\n" {
 		t.Errorf("the origin: %q, %v", out, err)
 	}
-	settles(t, func() error { // the temporary snapshot goes
+	eventually(t, patience, func() error { // the temporary snapshot goes
 		list, err := h.api.Snapshots().List(ctx, "")
 		if err == nil && len(list) > 0 {
 			err = fmt.Errorf("%d snapshots are left", len(list))
@@ -133,7 +133,7 @@ func TestForkFiles(t *testing.T) {
 			r.NetworkPolicy = []byte(`{"defaultAction":"deny","egress":[{"action":"allow","target":"203.0.113.9"}]}`)
 			origin := h.create(t, r)
 			lives := func(id, want string) { // a create waits for the entrypoint for a moment only
-				settles(t, func() error {
+				eventually(t, patience, func() error {
 					out, err := h.exec(t.Context(), id, "cat", "/srv/lives")
 					if err == nil && out != want {
 						err = fmt.Errorf("sandbox %s has had the lives %q, want %q", id, out, want)
