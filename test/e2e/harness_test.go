@@ -93,7 +93,7 @@ func (h host) exec(ctx context.Context, id string, argv ...string) (string, erro
 // answers fails the test unless a sandbox runs commands.
 func (h host) answers(t testing.TB, id string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if out, err := h.exec(ctx, id, "echo", "here"); err != nil || out != "here\n" {
 		t.Errorf("sandbox %s does not answer: %q, %v", id, out, err)
