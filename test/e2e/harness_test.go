@@ -218,6 +218,18 @@ type line struct {
 	text string
 }
 
+// took is how long the operation took that a line tells of.
+func (l line) took(t testing.TB) time.Duration {
+	t.Helper()
+	_, rest, _ := strings.Cut(l.text, " dur=")
+	word, _, _ := strings.Cut(rest, " ")
+	took, err := time.ParseDuration(word)
+	if err != nil {
+		t.Errorf("%v: %s", err, l.text)
+	}
+	return took
+}
+
 // said lists the lines of the daemon's log with some words, of since or later.
 func (h host) said(since time.Time, words string) (all []line) {
 	since = since.Truncate(time.Millisecond) // as lines have it
