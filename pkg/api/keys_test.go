@@ -162,7 +162,7 @@ func TestFirstKeyCloses(t *testing.T) {
 
 // TestRateLimit: each client has so many requests, and hears when it has more.
 func TestRateLimit(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.RequestsPerSecond = 5 })
+	w := newWorld(t, func(c *Config) { c.RequestsPerSecond = 1 })
 	sb := w.create()
 	other := w.key(t, "other", "viewer")
 	var refused answer
