@@ -54,6 +54,7 @@ func (d background) run(ctx context.Context) {
 			d.log.Error("the watchdog of systemd failed", "err", err)
 		}
 	}()
+	d.ends.Look(ctx)
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
@@ -93,6 +94,7 @@ func (d background) fillPool(ctx context.Context) {
 // sweep repairs what no event reports: new uplinks, sandboxes that are not as their
 // records say, remains of deleted disks and layers.
 func (d background) sweep(ctx context.Context) error {
+	d.ends.Look(ctx)
 	var held error // an error of the scope must not stop the rest of the sweep
 	if d.scope != nil {
 		held = d.scope.Keep(ctx)

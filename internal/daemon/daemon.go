@@ -41,6 +41,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/secrets"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/store"
+	"github.com/sandboxd/sandboxd/pkg/validity"
 )
 
 // runscHostPids is how many host tasks one gVisor sandbox may have: threads of
@@ -80,6 +81,7 @@ type Daemon struct {
 	pulls   pulls
 	asked   chan chan<- error // for a sweep at once; the answer goes into it
 	claimed bool              // egress.Recovered has succeeded
+	ends    *validity.Watch   // of certificates and keys
 	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
 
@@ -378,6 +380,7 @@ func (d *Daemon) openManager() error {
 	d.denials.toReaders(func(id, text string) { sandbox.Denied(d.manager, id, text) })
 	d.gate = d.newGate()
 	openForks(d)
+	openEnds(d)
 	k := keeper{sandbox.Keeper{Manager: d.manager}, d.gate, d.cgroups}
 	d.watcher = health.New(k, d.agents, d.log)
 	d.idle = idle.New(k, d.log)
