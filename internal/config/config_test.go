@@ -358,8 +358,11 @@ func TestCertificates(t *testing.T) {
 		Registries: []registry.Registry{{CA: "/c"}, {}, {CA: "/d"}, {CA: "/c"}},
 	}
 	want := []validity.File{
-		{Key: "listen.tls_cert", Path: "/a"}, {Key: "gateway.tls_cert", Path: "/a"}, {Key: "network.roots", Path: "/r", Trusted: true},
-		{Key: "registries.ca", Path: "/c", Trusted: true}, {Key: "registries.ca", Path: "/d", Trusted: true},
+		{Key: "listen.tls_cert", Path: "/a"},
+		{Key: "gateway.tls_cert", Path: "/a"},
+		{Key: "network.roots", Path: "/r", Trusted: true},
+		{Key: "registries.ca", Path: "/c", Trusted: true},
+		{Key: "registries.ca", Path: "/d", Trusted: true},
 	}
 	if got := c.Certificates(); !slices.Equal(got, want) {
 		t.Errorf("%+v", got)

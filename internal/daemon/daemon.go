@@ -36,6 +36,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci/runc"
 	"github.com/sandboxd/sandboxd/pkg/pools"
+	"github.com/sandboxd/sandboxd/pkg/pressure"
 	"github.com/sandboxd/sandboxd/pkg/publish"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/secrets"
@@ -82,6 +83,7 @@ type Daemon struct {
 	asked   chan chan<- error // for a sweep at once; the answer goes into it
 	claimed bool              // egress.Recovered has succeeded
 	ends    *validity.Watch   // of certificates and keys
+	ladder  *pressure.Ladder
 	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
 
@@ -379,6 +381,7 @@ func (d *Daemon) openManager() error {
 	d.pools = newPools(d, member)
 	d.denials.toReaders(func(id, text string) { sandbox.Denied(d.manager, id, text) })
 	d.gate = d.newGate()
+	openLadder(d)
 	openForks(d)
 	openEnds(d)
 	k := keeper{sandbox.Keeper{Manager: d.manager}, d.gate, d.cgroups}

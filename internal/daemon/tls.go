@@ -102,9 +102,13 @@ func authorityEnds(ctx context.Context, d *Daemon) (all []validity.End, err erro
 	return all, errors.Join(failed...)
 }
 
-// lookAtEnds adds the ends of certificates and keys to metrics.
-func lookAtEnds(d *Daemon, l *metrics.Look) {
+// lookAhead adds what is still to come to metrics: the ends of certificates and keys, full disks.
+func lookAhead(d *Daemon, l *metrics.Look) {
 	for _, e := range d.ends.Left() {
 		l.Ends = append(l.Ends, metrics.End(e))
+	}
+	l.Pressure = map[string]int{}
+	for space, rung := range d.ladder.Rungs() {
+		l.Pressure[space] = int(rung)
 	}
 }
