@@ -35,7 +35,7 @@ var layers = [][]string{
 		"pkg/agent", "pkg/store", "pkg/publish",
 	},
 	3: {"pkg/sandbox", "pkg/secrets", "internal/backup"},
-	4: {"pkg/expiry", "pkg/health", "pkg/idle", "pkg/retention", "pkg/admission", "pkg/fork", "pkg/pools"},
+	4: {"pkg/expiry", "pkg/health", "pkg/idle", "pkg/retention", "pkg/admission", "pkg/fork", "pkg/pools", "pkg/validity", "pkg/pressure"},
 	5: {"pkg/api", "api"},
 	6: {"pkg/client", "internal/config"},
 	7: {"internal/doctor", "internal/cli"},

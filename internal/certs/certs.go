@@ -73,6 +73,9 @@ func (p *Pair) Err() error {
 	return p.err
 }
 
+// Chain is the certificate in use, followed by those that lead to its root, as DER.
+func (p *Pair) Chain() [][]byte { return p.current().Certificate }
+
 func (p *Pair) current() *tls.Certificate {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -5,11 +5,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/image/registry"
+	"github.com/sandboxd/sandboxd/pkg/validity"
 )
 
 func load(t *testing.T, text string) (*Config, error) {
@@ -345,5 +348,26 @@ func TestSlots(t *testing.T) {
 		} else if got := cfg.Slots(); got != c.want {
 			t.Errorf("%+v: %+v", c, got)
 		}
+	}
+}
+
+// TestCertificates: each file once, and no key.
+func TestCertificates(t *testing.T) {
+	c := &Config{
+		Listen: Listen{TLSCert: "/a", TLSKey: "/k"}, Gateway: Gateway{TLSCert: "/a", TLSKey: "/k"}, Network: Network{Roots: "/r"},
+		Registries: []registry.Registry{{CA: "/c"}, {}, {CA: "/d"}, {CA: "/c"}},
+	}
+	want := []validity.File{
+		{Key: "listen.tls_cert", Path: "/a"},
+		{Key: "gateway.tls_cert", Path: "/a"},
+		{Key: "network.roots", Path: "/r", Trusted: true},
+		{Key: "registries.ca", Path: "/c", Trusted: true},
+		{Key: "registries.ca", Path: "/d", Trusted: true},
+	}
+	if got := c.Certificates(); !slices.Equal(got, want) {
+		t.Errorf("%+v", got)
+	}
+	if got := (&Config{}).Certificates(); len(got) > 0 {
+		t.Errorf("without any: %+v", got)
 	}
 }

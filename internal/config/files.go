@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/validity"
 )
 
 // checkFiles reads the files that the configuration names, except those of registries,
@@ -48,6 +51,24 @@ func (c *Config) checkFiles(bad func(format string, args ...any)) {
 			bad("network.roots: %w", err)
 		}
 	}
+}
+
+// Certificates are the files of certificates that the configuration names.
+func (c *Config) Certificates() (all []validity.File) {
+	add := func(key, path string, trusted bool) {
+		if path != "" {
+			all = append(all, validity.File{Key: key, Path: path, Trusted: trusted})
+		}
+	}
+	add("listen.tls_cert", c.Listen.TLSCert, false)
+	add("gateway.tls_cert", c.Gateway.TLSCert, false)
+	add("network.roots", c.Network.Roots, true)
+	for i := range c.Registries {
+		if f := (validity.File{Key: "registries.ca", Path: c.Registries[i].CA, Trusted: true}); !slices.Contains(all, f) {
+			add(f.Key, f.Path, f.Trusted)
+		}
+	}
+	return all
 }
 
 // ReadRoots reads the certificates of network.roots, in PEM; nil if no file is named.

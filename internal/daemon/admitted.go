@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,7 +22,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/health"
 	"github.com/sandboxd/sandboxd/pkg/idle"
 	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/pressure"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -47,6 +50,7 @@ func (d *Daemon) newGate() *admission.Gate {
 			ImageBytes:  imageBytes(d.store.SnapshotRecord, d.cgroups.MemoryHeld),
 			MakeRoom:    sandbox.StockOf(d.manager).MakeRoom,
 			Relieve:     sandbox.Keeper{Manager: d.manager}.Relieve,
+			Pressed:     func() string { return d.ladder.Full() },
 		},
 		Queue:   d.queue,
 		Drain:   d.drain,
@@ -107,22 +111,45 @@ func memory(field string) (int64, error) {
 	return kb << 10, nil
 }
 
+// disksOf are the places that sandboxes and images fill.
+func disksOf(d *Daemon) ([]pressure.Space, error) {
+	pool := pressure.Space{
+		Name: pressure.Pool, Title: "the storage pool", Remedy: "delete sandboxes, including ended ones (`sandboxctl system df` shows " +
+			"their size), or make storage.pool_size larger",
+	}
+	state := pressure.Space{
+		Name: pressure.State, Title: "the disk of the state directory", Remedy: "remove images (`sandboxctl image prune -a`), or free " +
+			"space on it",
+	}
+	if err := errors.Join(pool.Stat(filepath.Join(d.cfg.StateDir, "pool")), state.Stat(d.cfg.StateDir)); err != nil {
+		return nil, err
+	}
+	var err error
+	pool.FreeBytes, pool.Bytes, err = d.files.Pool.Space()
+	return []pressure.Space{pool, state}, err
+}
+
 // spaces are the places whose free space sandboxes use.
-func (d *Daemon) spaces() ([]admission.Space, error) {
-	pool, _, err := d.files.Pool.Space()
-	if err != nil {
-		return nil, err
+func (d *Daemon) spaces() (all []admission.Space, err error) {
+	disks, err := disksOf(d)
+	for _, s := range disks {
+		all = append(all, admission.Space{Name: s.Title, FreeBytes: s.FreeBytes, Remedy: s.Remedy})
 	}
-	state, err := stateSpace(d.cfg.StateDir)
-	if err != nil {
-		return nil, err
+	return all, err
+}
+
+// openLadder makes what keeps full disks from doing harm.
+func openLadder(d *Daemon) {
+	c := &pressure.Collector{
+		Sandboxes: newAdmitted(d), Snapshots: d.manager.Snapshots(), Images: d.images,
+		Prepared: sandbox.StockOf(d.manager).MakeRoom, NoSweep: d.noSweep, Log: d.log,
 	}
-	return []admission.Space{
-		{Name: "the storage pool", FreeBytes: pool, Remedy: "delete sandboxes, including ended ones (`sandboxctl system df` shows " +
-			"their size), or make storage.pool_size larger"},
-		{Name: "the disk of the state directory", FreeBytes: state.FreeBytes, Remedy: "remove images (`sandboxctl image prune -a`), or " +
-			"free space on it"},
-	}, nil
+	d.ladder = &pressure.Ladder{
+		Reserve: int64(d.cfg.Storage.Reserve), Spaces: func() ([]pressure.Space, error) { return disksOf(d) },
+		Collect: c.Collect, Log: d.log,
+		Rest: func(ctx context.Context, text string) { d.idle.Calm(ctx, text) },
+		Tell: func(c pressure.Change) { sandbox.TellHost(d.manager, events.Pressed, c.To.String(), c.Text) },
+	}
 }
 
 // stateSpace is the free space on the file system of the state directory.

@@ -44,6 +44,7 @@ func (d background) run(ctx context.Context) {
 	go d.watcher.Run(ctx) //nolint:errcheck // it ends with ctx only
 	go d.idle.Run(ctx)    //nolint:errcheck // likewise
 	go sandbox.StockOf(d.manager).Keep(ctx)
+	go d.ladder.Run(ctx)
 	go d.forgetClients(ctx)
 	go d.watchLinks(ctx)
 	go d.fillPool(ctx)
@@ -54,6 +55,7 @@ func (d background) run(ctx context.Context) {
 			d.log.Error("the watchdog of systemd failed", "err", err)
 		}
 	}()
+	d.ends.Look(ctx)
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
@@ -93,13 +95,14 @@ func (d background) fillPool(ctx context.Context) {
 // sweep repairs what no event reports: new uplinks, sandboxes that are not as their
 // records say, remains of deleted disks and layers.
 func (d background) sweep(ctx context.Context) error {
+	d.ends.Look(ctx)
 	var held error // an error of the scope must not stop the rest of the sweep
 	if d.scope != nil {
 		held = d.scope.Keep(ctx)
 	}
 	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d.Daemon),
 		d.files.Pool.Sweep(ctx, d.noSweep()), d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx),
-		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)), d.retain(ctx))
+		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)), d.retain(ctx), d.ladder.Act(ctx, true))
 }
 
 // retain removes the snapshots that exceed the limits of the configuration.

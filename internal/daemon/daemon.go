@@ -36,11 +36,13 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci/runc"
 	"github.com/sandboxd/sandboxd/pkg/pools"
+	"github.com/sandboxd/sandboxd/pkg/pressure"
 	"github.com/sandboxd/sandboxd/pkg/publish"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/secrets"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/store"
+	"github.com/sandboxd/sandboxd/pkg/validity"
 )
 
 // runscHostPids is how many host tasks one gVisor sandbox may have: threads of
@@ -80,6 +82,8 @@ type Daemon struct {
 	pulls   pulls
 	asked   chan chan<- error // for a sweep at once; the answer goes into it
 	claimed bool              // egress.Recovered has succeeded
+	ends    *validity.Watch   // of certificates and keys
+	ladder  *pressure.Ladder
 	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
 
@@ -377,7 +381,9 @@ func (d *Daemon) openManager() error {
 	d.pools = newPools(d, member)
 	d.denials.toReaders(func(id, text string) { sandbox.Denied(d.manager, id, text) })
 	d.gate = d.newGate()
+	openLadder(d)
 	openForks(d)
+	openEnds(d)
 	k := keeper{sandbox.Keeper{Manager: d.manager}, d.gate, d.cgroups}
 	d.watcher = health.New(k, d.agents, d.log)
 	d.idle = idle.New(k, d.log)

@@ -81,6 +81,7 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 		l.Pools = append(l.Pools, m)
 	}
 	l.Creating, l.Waiting = d.queue.Len()
+	lookAhead(d, &l)
 	free, total, err := d.files.Pool.Space()
 	if err != nil {
 		return l, err

@@ -115,16 +115,40 @@ func unpack(cfg *config.Config, r io.Reader, path string) (m backup.Manifest, er
 	return m, err
 }
 
+// beforeRestore is between the name of the state file and a time in the name of one that was kept.
+const beforeRestore = ".before-restore-"
+
 // exchange renames tmp to path. It keeps the previous file under the name returned. At
 // every moment path is a complete state.
 func exchange(tmp, path string) (kept string, err error) {
 	if _, err := os.Stat(path); err == nil {
-		kept = path + ".before-restore-" + time.Now().UTC().Format("20060102T150405.000Z")
+		kept = path + beforeRestore + time.Now().UTC().Format("20060102T150405.000Z")
 		if err := os.Link(path, kept); err != nil {
 			return "", fmt.Errorf("keep the present state: %w", err)
 		}
 	}
+	if err := forgetKept(path); err != nil {
+		return kept, fmt.Errorf("remove the oldest states that were kept: %w", err)
+	}
 	return kept, durable.Rename(tmp, path)
+}
+
+// keptStates is how many states from before a restore are kept.
+const keptStates = 5
+
+// forgetKept removes the oldest states that exchange has kept, beyond keptStates.
+func forgetKept(path string) error {
+	entries, err := os.ReadDir(filepath.Dir(path)) // in order of their names, which have the time
+	var kept []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), filepath.Base(path)+beforeRestore) {
+			kept = append(kept, filepath.Join(filepath.Dir(path), e.Name()))
+		}
+	}
+	for ; err == nil && len(kept) > keptStates; kept = kept[1:] {
+		err = os.Remove(kept[0])
+	}
+	return err
 }
 
 func closeAll(files []*os.File) {

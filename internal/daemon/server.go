@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/pools"
+	"github.com/sandboxd/sandboxd/pkg/pressure"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -78,8 +79,8 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		History:     d.history,
 		Network:     network{d},
 		OnAnswer:    d.onAnswer,
-	}, newAdmitted(d), d.manager.Snapshots(),
-		diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
+	}, newAdmitted(d), pressure.Snapshots{Snapshots: d.manager.Snapshots(), Ladder: d.ladder},
+		diffs{d.files}, pressure.Images{Store: d.images, Ladder: d.ladder}, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
 }
 
 // offerOf is what requests may ask for on this host, and what they get if they do not ask.
@@ -206,8 +207,8 @@ func readSecret(path string) ([]byte, error) {
 }
 
 var (
-	_ api.Snapshots = (*sandbox.Snapshots)(nil)
+	_ api.Snapshots = pressure.Snapshots{}
 	_ api.Volumes   = (*sandbox.Volumes)(nil)
 	_ api.Policies  = (*sandbox.Policies)(nil)
-	_ api.Images    = (*image.Store)(nil)
+	_ api.Images    = pressure.Images{}
 )

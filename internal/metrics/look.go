@@ -1,6 +1,10 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Look is the present state of the host. It is read at every scrape, so every value
 // must be in memory, or in a file of /proc.
@@ -20,6 +24,14 @@ type Look struct {
 	QueueWaiting    int64 // now
 	QueueOverflowed int64 // dropped because the queue was full
 	QueueLost       int64 // dropped because the daemon did not read fast enough
+	Ends            []End
+	Pressure        map[string]int // the rung of each disk, by its name
+}
+
+// End is the next end of a certificate or of a key.
+type End struct {
+	What, File   string // a key of the configuration and the path that it names; or a kind, and none
+	Left, Notice time.Duration
 }
 
 // Pool is a pool of ready sandboxes.
@@ -49,7 +61,7 @@ type Flows struct {
 type looker struct {
 	look func() (Look, error)
 
-	members, poolWork, poolSeconds *prometheus.Desc
+	members, poolWork, poolSeconds, left, notice, pressure *prometheus.Desc
 
 	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, failed *prometheus.Desc
 }
@@ -68,6 +80,11 @@ func newLooker(look func() (Look, error)) *looker {
 			"result"),
 		poolSeconds: d("pool_seconds_total", "How long that took: made members, and creations until their sandboxes ran.", "pool",
 			"result"),
+		left: d("validity_left_seconds", "Time until the next end of a certificate, an API key or an authority of a sandbox.", "what",
+			"file"),
+		pressure: d("disk_pressure_rung", "How far a disk has filled: 1 what would go anyway is removed, 2 nothing new is made, 3 idle "+
+			"sandboxes are paused.", "space"),
+		notice:    d("validity_notice_seconds", "How long before that end something should be done.", "what", "file"),
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
 		poolUsed:  d("pool_used_bytes", "Used bytes of the storage pool."),
@@ -83,7 +100,7 @@ func newLooker(look func() (Look, error)) *looker {
 // Describe implements prometheus.Collector.
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		l.members, l.poolWork, l.poolSeconds,
+		l.members, l.poolWork, l.poolSeconds, l.left, l.notice, l.pressure,
 		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.failed,
 	} {
 		ch <- d
@@ -120,6 +137,13 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 				count(l.poolSeconds, w.Seconds, p.Name, result)
 			}
 		}
+	}
+	for _, e := range v.Ends {
+		gauge(l.left, e.Left.Seconds(), e.What, e.File)
+		gauge(l.notice, e.Notice.Seconds(), e.What, e.File)
+	}
+	for space, rung := range v.Pressure {
+		gauge(l.pressure, float64(rung), space)
 	}
 	gauge(l.creations, float64(v.Creating), "going")
 	gauge(l.creations, float64(v.Waiting), "waiting")

@@ -2,7 +2,7 @@
 // as they end; the state of the host (sandboxes, pool, flows) is read only at a scrape.
 //
 // No label has a value that a client, a guest or an image chose: no ID, no name, no
-// path, no rule. So the code fixes the number of series, about a thousand.
+// path but those of the configuration, no rule. So the code fixes the number of series, about a thousand.
 package metrics
 
 import (

@@ -53,6 +53,9 @@ type Host struct {
 	// MemoryBytes is the memory available without swapping (proc(5), MemAvailable).
 	MemoryBytes func() (int64, error)
 	Spaces      func() ([]Space, error)
+	// Pressed says why nothing new is made, though the reserve is free: a disk was fuller, and is not
+	// free enough yet, or it has no room for files. Empty: there is room. May be nil.
+	Pressed func() string
 	// StartBytes is the memory that a sandbox of a runtime needs to come up.
 	StartBytes func(runtime string) int64
 	// ImageBytes is the size of the memory image that a sandbox which is coming up begins with; 0 if
@@ -324,6 +327,11 @@ func (g *Gate) disk(all []*record.Record) error {
 		if s.FreeBytes < g.Limits.DiskReserve {
 			return g.full(all, Disk, 0, "%s has %s free, and %s must stay free (storage.reserve); %s", s.Name,
 				record.Mebibytes(s.FreeBytes), record.Mebibytes(g.Limits.DiskReserve), s.Remedy)
+		}
+	}
+	if g.Host.Pressed != nil {
+		if why := g.Host.Pressed(); why != "" {
+			return g.full(all, Disk, 0, "%s", why)
 		}
 	}
 	return nil

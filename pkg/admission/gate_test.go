@@ -96,7 +96,12 @@ func TestBounds(t *testing.T) {
 		y.disk = 100 << 20
 		wantRefusal(t, g, errs.Exhausted, unknownRetry, "the pool has 100 MiB free", "256 MiB", "storage.reserve", "delete some")
 		y.disk = 1 << 30
-		if got := strings.Join(*refused, " "); got != "max_sandboxes max_sandboxes max_sandboxes max_sandboxes disk" {
+		pressed := "the pool has room for 0 files"
+		g.Host.Pressed = func() string { return pressed }
+		wantRefusal(t, g, errs.Exhausted, unknownRetry, "no room for another sandbox: the pool has room for 0 files")
+		pressed = ""
+		mustEnter(t, g)()
+		if got := strings.Join(*refused, " "); got != "max_sandboxes max_sandboxes max_sandboxes max_sandboxes disk disk" {
 			t.Errorf("refused: %s", got)
 		}
 	})

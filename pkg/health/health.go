@@ -140,7 +140,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 				news = nil
 			case e.Type == events.Lost:
 				lookAtAll()
-			case e.Type == events.Health, e.Type == events.Restart: // our own
+			case e.Type == events.Health, e.Type == events.Restart, e.ID == "": // our own, or the host's
 			default:
 				w.lookAt(ctx, e.ID, 0)
 			}

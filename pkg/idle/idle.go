@@ -40,6 +40,8 @@ type Manager interface {
 	Life(id string) context.Context
 	// Rest does to a sandbox what its idle policy says, if still agrees while the sandbox is locked.
 	Rest(ctx context.Context, was record.Record, still func() bool) error
+	// Calm is Rest before its time: it pauses the sandbox, whatever its policy says. why is for people.
+	Calm(ctx context.Context, was record.Record, why string, still func() bool) error
 	// Wake resumes a sandbox that is asleep, and returns its newest record.
 	Wake(ctx context.Context, id string) (record.Record, error)
 	// CPU is the CPU time that a sandbox has used.
@@ -91,6 +93,8 @@ type ward struct {
 	mu    sync.Mutex
 	timer *time.Timer   // rings when it may be idle; guarded by mu
 	cpu   time.Duration // at the last look; guarded by mu
+
+	calm calmLook // of Calm, which has one caller at a time
 }
 
 // New returns a Watcher. It applies no policy before Run.

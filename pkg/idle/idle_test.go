@@ -149,6 +149,21 @@ func (m *manager) Rest(ctx context.Context, was record.Record, still func() bool
 	return nil
 }
 
+func (m *manager) Calm(ctx context.Context, was record.Record, why string, still func() bool) error {
+	unlock, ok := m.locks.TryLock(was.ID)
+	if !ok {
+		return nil
+	}
+	defer unlock()
+	r, err := m.Get(ctx, was.ID)
+	if err != nil || r.State != record.Running || !still() {
+		return err
+	}
+	r.State, r.Reason, r.Message = record.Paused, record.ReasonIdle, why
+	m.set(r)
+	return nil
+}
+
 func (m *manager) Wake(ctx context.Context, id string) (record.Record, error) {
 	unlock, err := m.locks.Lock(ctx, id)
 	if err != nil {

@@ -262,3 +262,29 @@ func idleStory(ctx context.Context, m *Manager, _ *host) (failed int) {
 	rest(create(idler(record.IdleKill)))
 	return failed
 }
+
+// TestCalm: what is paused before its time is asleep, whatever its policy does, and its next use wakes it.
+func TestCalm(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		ctx, k := t.Context(), Keeper{m}
+		for _, a := range []record.IdleAction{record.IdlePause, record.IdleStop, record.IdleHibernate} {
+			r := mustCreate(t, m, idler(a))
+			if err := k.Calm(ctx, r, "the disk is full", func() bool { return false }); err != nil {
+				t.Fatal(err)
+			}
+			if got, _ := m.Get(ctx, r.ID); got.State != record.Running {
+				t.Errorf("%s: one in use is %s", a, got.State)
+			}
+			if err := k.Calm(ctx, r, "the disk is full", yes); err != nil {
+				t.Fatal(err)
+			}
+			if got, _ := m.Get(ctx, r.ID); got.State != record.Paused || !got.Asleep() ||
+				got.Message != "the disk is full; the next use of it wakes it" {
+				t.Errorf("%s: %+v", a, got)
+			}
+			if got, err := k.Wake(ctx, r.ID); err != nil || got.State != record.Running {
+				t.Errorf("%s: %+v, %v", a, got, err)
+			}
+		}
+	})
+}

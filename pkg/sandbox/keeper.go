@@ -140,6 +140,23 @@ func (k Keeper) Rest(ctx context.Context, was record.Record, still func() bool) 
 	return err
 }
 
+// Calm pauses an idle sandbox before the time of its policy, whatever that would do, so that it writes
+// nothing more; the next use wakes it. Apart from that it is as Rest. why is for people.
+func (k Keeper) Calm(ctx context.Context, was record.Record, why string, still func() bool) error {
+	start := time.Now()
+	may := func(r *record.Record) bool {
+		return r.State == record.Running && r.Started.Equal(was.Started) && r.Spec.Idle == was.Spec.Idle && still()
+	}
+	_, err := k.apply(ctx, opIdlePause, was.ID, may, func(ctx context.Context, r *record.Record) error {
+		err := k.life.pauseFor(ctx, r, func(r *record.Record) {
+			r.Reason, r.Message = record.ReasonIdle, why+"; the next use of it wakes it"
+		})
+		k.life.log(ctx, opIdlePause, r, start, nil, err)
+		return err
+	})
+	return err
+}
+
 // restForGood deletes an idle sandbox, as Expire does.
 func (k Keeper) restForGood(ctx context.Context, id, why string, may func(*record.Record) bool) error {
 	if k.life.cfg.NoSweep != "" || k.StandsStill(id) { // a deletion would cut the snapshot short

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/sealed"
 	"github.com/sandboxd/sandboxd/pkg/egress"
@@ -80,6 +81,16 @@ func (k *Keeper) Authority(ctx context.Context, r *record.Record, start bool) (*
 		a, err = k.started(ctx, r.ID)
 	}
 	return a, err
+}
+
+// AuthorityEnd is when the certificate authority of a sandbox ends. It fails with errs.NotFound if
+// the sandbox has none.
+func (k *Keeper) AuthorityEnd(ctx context.Context, id string) (time.Time, error) {
+	a, err := k.authority(ctx, id)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return a.NotAfter(), nil
 }
 
 // started is Authority at a start.

@@ -36,7 +36,12 @@ func TestAuthority(t *testing.T) {
 	w, ctx := newWorld(t), t.Context()
 	_, err := w.Authority(ctx, w.box, false)
 	wants(t, "before a start", err, errs.NotFound, "it gets one when it starts")
+	_, err = w.AuthorityEnd(ctx, w.box.ID)
+	wants(t, "the end, before a start", err, errs.NotFound, "it gets one when it starts")
 	first := w.start()
+	if at, err := w.AuthorityEnd(ctx, w.box.ID); err != nil || !at.Equal(first.NotAfter()) {
+		t.Errorf("it ends at %v (%v), not at %v", at, err, first.NotAfter())
+	}
 	w.restart() // also by a kill: it was durable when Authority returned
 	if a := w.start(); !same(a, first) {
 		t.Error("a start makes another authority")

@@ -39,7 +39,12 @@ func readKey(name, b []byte) (k record.Key, err error) {
 	return k, err
 }
 
-// AddKey adds an API key. It fails with errs.Exists if the name is taken.
+// maxKeys is how many API keys a host has. Each request compares its key with all of them, and more are
+// not people and programs with a key each.
+const maxKeys = 1000
+
+// AddKey adds an API key. It fails with errs.Exists if the name is taken, and with errs.Exhausted beyond
+// maxKeys; keys that have expired count.
 func (db *DB) AddKey(ctx context.Context, k record.Key) error {
 	b, err := json.Marshal(k)
 	if err == nil {
@@ -47,6 +52,10 @@ func (db *DB) AddKey(ctx context.Context, k record.Key) error {
 			if tx.Bucket(bucketKeys).Get([]byte(k.Name)) != nil {
 				return refusal{errs.New(errs.Exists, "API key %q already exists; remove it first (`sandboxctl key rm %s`), or choose "+
 					"another name", k.Name, k.Name)}
+			}
+			if n := tx.Bucket(bucketKeys).Stats().KeyN; n >= maxKeys {
+				return refusal{errs.New(errs.Exhausted, "this host has its maximum of %s; remove some (`sandboxctl key ls`, `key rm`)",
+					errs.Count(n, "API key", "API keys"))}
 			}
 			return tx.Bucket(bucketKeys).Put([]byte(k.Name), b)
 		}, nil)

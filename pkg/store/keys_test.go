@@ -1,7 +1,9 @@
 package store
 
 import (
+	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,5 +43,32 @@ func TestKeys(t *testing.T) {
 	}
 	if got, err := db.Keys(ctx); err != nil || len(got) != 0 {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// TestMostKeys: beyond the most keys another one is refused, and one that is removed makes room.
+func TestMostKeys(t *testing.T) {
+	path := newPath(t)
+	db, ctx := openTest(t, path, Options{}), t.Context()
+	closeTest(t, db)
+	edit(t, path, func(tx *bbolt.Tx) error {
+		for i := range maxKeys {
+			name := fmt.Sprintf("k%d", i)
+			if err := tx.Bucket(bucketKeys).Put([]byte(name), fmt.Appendf(nil, `{"name":%q,"role":"viewer"}`, name)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	db = openTest(t, path, Options{})
+	more := record.Key{Name: "more", Role: record.Viewer}
+	if err := db.AddKey(ctx, more); !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "1000 API keys") {
+		t.Errorf("beyond the most: %v", err)
+	}
+	if err := db.RemoveKey(ctx, "k7"); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.AddKey(ctx, more); err != nil {
+		t.Error(err)
 	}
 }

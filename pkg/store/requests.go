@@ -58,12 +58,39 @@ func noteRequest(tx *bbolt.Tx, r *record.Record) error {
 	return tx.Bucket(bucketRequests).Put([]byte(r.Spec.Request.Key), b)
 }
 
-// ForgetRequests forgets requests from before a time; their keys then make something
-// anew.
+// mostRequests is how many requests are remembered: some 20 MiB of the file. A host that makes one
+// sandbox a second reaches it in 18 hours.
+const mostRequests = 1 << 16
+
+// ForgetRequests forgets requests from before a time, and of the others the oldest beyond
+// mostRequests; their keys then make something anew.
 func (db *DB) ForgetRequests(ctx context.Context, before time.Time) error {
+	return db.forgetRequests(ctx, before, mostRequests)
+}
+
+func (db *DB) forgetRequests(ctx context.Context, before time.Time, most int) error {
+	type note struct {
+		key []byte
+		at  time.Time
+	}
 	var old [][]byte
-	err := db.bolt.View(func(tx *bbolt.Tx) (err error) {
-		old, err = notes(tx, func(m *record.Made) bool { return m.At.Before(before) })
+	err := db.bolt.View(func(tx *bbolt.Tx) error {
+		var young []note
+		err := tx.Bucket(bucketRequests).ForEach(func(k, v []byte) error {
+			var m record.Made
+			if json.Unmarshal(v, &m) != nil || m.At.Before(before) {
+				old = append(old, slices.Clone(k))
+			} else {
+				young = append(young, note{slices.Clone(k), m.At})
+			}
+			return nil
+		})
+		if len(young) > most {
+			slices.SortFunc(young, func(a, b note) int { return a.at.Compare(b.at) })
+			for _, n := range young[:len(young)-most] {
+				old = append(old, n.key)
+			}
+		}
 		return err
 	})
 	if err == nil && len(old) > 0 {

@@ -145,3 +145,24 @@ func TestRequestOfRefused(t *testing.T) {
 		t.Errorf("%+v, %v", m, err)
 	}
 }
+
+// TestMostRequests: beyond so many, the oldest are forgotten, also those that are young.
+func TestMostRequests(t *testing.T) {
+	db, ctx := openTest(t, newPath(t), Options{}), t.Context()
+	at := time.Now()
+	for i, minute := range []int{3, 1, 4, 2, 5} {
+		if err := db.Insert(ctx, asked(i, fmt.Sprint("minute ", minute), at.Add(time.Duration(minute)*time.Minute))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, most := range []int{5, 3} {
+		if err := db.forgetRequests(ctx, at, most); err != nil {
+			t.Fatal(err)
+		}
+		for minute := 1; minute <= 5; minute++ {
+			if _, ok, err := db.Made(ctx, fmt.Sprint("minute ", minute)); ok != (minute > 5-most) || err != nil {
+				t.Errorf("of %d, that of minute %d is known: %v, %v", most, minute, ok, err)
+			}
+		}
+	}
+}

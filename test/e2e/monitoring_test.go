@@ -14,7 +14,9 @@ import (
 // rules ask for, and every label they select by, is in what a daemon shows that
 // has done what daemons do.
 func TestMonitoringFiles(t *testing.T) {
-	h := newHost(t, daemontest.Options{})
+	ca := newAuthority(t)
+	ca.serve("a name")
+	h := newHost(t, daemontest.Options{Listen: ca.config()})
 	for _, runtime := range runtimes {
 		sb := h.create(t, spec(runtime))
 		h.answers(t, sb.ID)

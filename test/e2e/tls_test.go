@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -32,6 +33,7 @@ type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	made int
+	ends time.Duration // from now on, of the certificates that it signs; an hour if zero
 }
 
 // domain is where sandboxes have names of their own; no resolver knows it.
@@ -54,7 +56,7 @@ func (a *authority) issue(name string, parent *x509.Certificate) (*x509.Certific
 	a.made++
 	c := &x509.Certificate{
 		SerialNumber: big.NewInt(int64(a.made)), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(cmp.Or(a.ends, time.Hour)),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{domain, "*." + domain},
 		IsCA: parent == nil, BasicConstraintsValid: true,
 	}

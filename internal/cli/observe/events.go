@@ -30,7 +30,9 @@ With --since, past events come first. The daemon remembers its last 1024 events 
 start; a note says if that is not all. Events of the type "denied" are never among them.
 
 When the daemon is restarted, events waits for it and goes on with what happened
-meanwhile. An event of the type "lost" says that some are missing.`,
+meanwhile. An event of the type "lost" says that some are missing. Events of the types
+"pressure" (a disk fills) and "expires" (a certificate or a key ends soon) are about the host
+and have no ID.`,
 		Example: `  sandboxctl events
   sandboxctl events --since 10m
   sandboxctl events -o json | jq -r 'select(.reason == "oom").id'`,
@@ -58,6 +60,7 @@ meanwhile. An event of the type "lost" says that some are missing.`,
 				case done && err != nil:
 					return err
 				case done:
+				case o.Format == command.Name && ev.ID == "": // an event of the host
 				case o.Format == command.Name:
 					fmt.Println(text.Printable(ev.ID))
 				default:
