@@ -22,6 +22,7 @@ fail() { echo "install: $*" >&2; exit 1; }
 [[ $prefix = /* ]] || fail "--prefix $prefix: want an absolute path"
 # Other characters would need quoting, differently in the unit file and for systemd.
 [[ $prefix =~ ^[A-Za-z0-9/._+-]+$ ]] || fail "--prefix $prefix: only letters, digits and /._+- are allowed"
+[ ! -e /usr/lib/sandboxd/current ] || fail "this host has the package sandboxd; to replace it: apt-get remove sandboxd (it ends all sandboxes)"
 bin=build/bin
 for f in sandboxd sandboxctl sandboxd-runc runsc agent/sandbox-agent; do
   [ -x $bin/$f ] || fail "$bin/$f is missing: run make build"

@@ -129,6 +129,19 @@ image() {
   echo "$archive"
 }
 
+# packages DIR writes the packages, and those of a version that differs in its number alone, into
+# the files under test.
+packages() {
+  local bin=$PWD/build/bin version
+  version=$(build/bin/sandboxd --version)
+  version=${version##* }
+  make packager
+  local of=(build/tools/packages -bin "$bin" -native "$bin" -images "$1/build/images" -epoch "$(git log -1 --format=%ct)")
+  "${of[@]}" -out "$1/build/packages" -version "$version"
+  "${of[@]}" -out "$1/build/packages/second" -version "${version%%+*}.next+${version#*+}"
+  rm -f "$1"/build/packages/*.rpm "$1"/build/packages/second/*.rpm "$1"/build/packages/second/*image*
+}
+
 # payload makes the disk with the files under test, like a clone after `make build`.
 payload() {
   local dir=$payload archive
@@ -137,6 +150,7 @@ payload() {
   mkdir -p "$dir/build/images"
   cp -al build/bin build/man "$dir/build/"
   python3 test/vm/thin.py "$archive" "$dir/build/images/base.tar"
+  if [[ " ${stories[*]} " = *" packages "* ]]; then packages "$dir"; fi
   if [[ " ${stories[*]} " = *" pools "* ]]; then go test -c -tags seccomp -o "$dir/build/snapshot.test" ./pkg/snapshot; fi
   cp -a scripts systemd rootfs test docs README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md "$dir/"
   mkfs.ext4 -q -L sandboxd -d "$dir" "$payload.disk" 2G
