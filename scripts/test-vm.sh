@@ -132,14 +132,14 @@ image() {
 # packages DIR writes the packages, and those of a version that differs in its number alone, into
 # the files under test.
 packages() {
-  local bin=$PWD/build/bin version
+  local version next
   version=$(build/bin/sandboxd --version)
   version=${version##* }
+  case $version in *+*) next=$version.next ;; *) next=$version+next ;; esac
   make packager
-  local of=(build/tools/packages -bin "$bin" -native "$bin" -images "$1/build/images" -epoch "$(git log -1 --format=%ct)")
-  "${of[@]}" -out "$1/build/packages" -version "$version"
-  "${of[@]}" -out "$1/build/packages/second" -version "${version%%+*}.next+${version#*+}"
-  rm -f "$1"/build/packages/*.rpm "$1"/build/packages/second/*.rpm "$1"/build/packages/second/*image*
+  build/tools/packages -images "$1/build/images" -out "$1/build/packages" -version "$version" -epoch "$(git log -1 --format=%ct)"
+  build/tools/packages -images /nowhere -out "$1/build/packages/second" -version "$next" -epoch "$(git log -1 --format=%ct)"
+  rm -f "$1"/build/packages/*.rpm "$1"/build/packages/second/*.rpm
 }
 
 # payload makes the disk with the files under test, like a clone after `make build`.

@@ -88,4 +88,37 @@ rm broken
 fails "sandboxd-image-tiny depends on sandboxd" dpkg -r sandboxd
 dpkg -r sandboxd-image-tiny sandboxd
 gone /usr/share/sandboxd`,
+
+	// rpm has a database of its own here, and looks for no packages of Debian in it.
+	"rpm": `rpm() { command rpm --dbpath /srv/db --nodeps "$@"; }
+mkdir db
+printf '[Service]\nExecStart=/opt/other/sandboxd\n' >/etc/systemd/system/sandboxd.service
+fails "another sandboxd is installed" rpm -i p/v1.rpm
+gone /usr/bin/sandboxd
+rm /etc/systemd/system/sandboxd.service
+rpm -i p/v1.rpm
+same "sandboxd version 0.1.1-dev+v1" "$(sandboxd --version)" "the program"
+there $V/0.1.1-dev+v1/libexec/sandboxd/agent/ca-bundle.pem
+getent group sandboxd
+used
+echo 'kept by the operator' >$V/0.1.1-dev+v1/libexec/sandboxd/agent/ca-bundle.pem # as a mount is
+rpm -U p/v2.rpm
+same "sandboxd version 0.1.2-dev+v2" "$(sandboxd --version)" "the program"
+same "agent of 0.1.1-dev+v1" "$(cat $V/0.1.1-dev+v1/libexec/sandboxd/agent/sandbox-agent)" "the agent of the version before"
+same 'kept by the operator' "$(cat $V/0.1.1-dev+v1/libexec/sandboxd/agent/ca-bundle.pem)" "a file of the version before"
+grep state_dir /etc/sandboxd/config.toml
+same "" "$(grep teardown asked || true)" "what was ended"
+rpm -U p/v3.rpm
+same "0.1.2-dev+v2 0.1.3-dev+v3" "$(ls $V | paste -sd ' ')" "versions: the one before, this one"
+fails "is already installed" rpm -i p/v3.rpm
+echo 99 >/usr/lib/sandboxd/current/share/sandboxd/schema
+fails "the installed version writes state of schema 99" rpm -U --oldpackage p/v2.rpm
+touch broken
+fails "so nothing was removed" rpm -e sandboxd
+there /usr/bin/sandboxd
+rm broken asked
+rpm -e sandboxd
+same "asked: teardown --config /etc/sandboxd/config.toml" "$(cat asked)" "what the daemon was asked"
+gone /usr/bin/sandboxd /usr/lib/sandboxd /usr/lib/systemd/system/sandboxd.service /usr/share/doc/sandboxd /usr/share/sandboxd
+there /srv/state/sandboxd.db /etc/sandboxd/config.toml.rpmsave`,
 }

@@ -9,13 +9,15 @@ import (
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
-// steps are the packages of four versions, v1.deb to v4.deb, and the image's of the first.
+// steps are the packages of four versions: v1.deb, v1.rpm and image-v1.deb to those of v4.
 func steps(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for i, v := range []string{"v1", "v2", "v3", "v4"} {
 		out := pack(t, "0.1."+string(rune('1'+i))+"-dev+"+v)
-		for pattern, name := range map[string]string{"/sandboxd_*.deb": v + ".deb", "/sandboxd-image-tiny_*.deb": "image-" + v + ".deb"} {
+		for pattern, name := range map[string]string{
+			"/sandboxd_*.deb": v + ".deb", "/sandboxd-image-tiny_*.deb": "image-" + v + ".deb", "/sandboxd-0*.rpm": v + ".rpm",
+		} {
 			if err := os.Rename(one(t, out+pattern), filepath.Join(dir, name)); err != nil {
 				t.Fatal(err)
 			}

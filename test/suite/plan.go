@@ -75,6 +75,7 @@ var costs = map[string]int{
 	"pkg/image":                             370,
 	"pkg/snapshot":                          400,
 	"pkg/sandbox":                           60,
+	"test/packages":                         60,
 	"test/compat TestQuickstarts/runsc":     100,
 	"test/compat TestQuickstarts/runc":      100,
 	"test/compat TestJudges":                140,

@@ -46,7 +46,7 @@ foreign_unit() {
 clashes() {
 	unit=$(foreign_unit)
 	[ -z "$unit" ] || fail "another sandboxd is installed: $unit starts $(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$unit")." \
-		"If scripts/install.sh of a checkout installed it, scripts/uninstall.sh removes it and keeps configuration and data." \
+		"If scripts/install.sh of a checkout installed it, scripts/uninstall.sh ends its sandboxes, removes it, and keeps configuration and data." \
 		"Nothing was installed."
 	for program in /usr/bin/sandboxd /usr/bin/sandboxctl; do
 		[ -e $program ] || [ -L $program ] || continue
