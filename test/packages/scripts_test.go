@@ -84,6 +84,7 @@ same "0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions, with no s
 same "/etc/sandboxd/config.toml" "$(dpkg --verify sandboxd | sed 's/.* //')" "what dpkg finds changed"
 dpkg -i p/v4.deb
 same "sandboxd version 0.1.4-dev+v4" "$(sandboxd --version)" "the program after a reinstallation"
+same "0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions after a reinstallation"
 gone /usr/lib/sandboxd/kept`,
 
 	"remove and purge": `dpkg -i p/v1.deb

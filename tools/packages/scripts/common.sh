@@ -112,8 +112,9 @@ used() {
 	return 1
 }
 
-# prune removes old versions, except the one before this and those that sandboxes use.
+# prune removes old versions after an upgrade, except the one before this and those that sandboxes use.
 prune() {
+	[ -n "$previous" ] || return 0
 	for dir in "$root"/versions/*; do
 		[ -d "$dir" ] || continue
 		name=${dir##*/}
