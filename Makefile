@@ -70,14 +70,14 @@ deps-test:
 .PHONY: test
 test: ## all that a push must pass: lint, unit, root, end to end, crash, SDK; fails on a skip
 	@$(MAKE) deps
-	@$(MAKE) -j2 deps-test weak
+	@$(MAKE) -j2 deps-test weak packager
 	@$(MAKE) promtool
 	@scripts/test.sh push
 
 .PHONY: test-all
 test-all: ## all tests: every case on both runtimes, every story of a whole machine, the documents
 	@$(MAKE) deps
-	@$(MAKE) -j2 deps-test weak
+	@$(MAKE) -j2 deps-test weak packager
 	@$(MAKE) promtool
 	@scripts/proof.sh .all scripts/test.sh all
 
@@ -110,6 +110,15 @@ $(BUILD)/man/sandboxctl.1: $(wildcard internal/cli/*.go internal/cli/*/*.go cmd/
 .PHONY: images
 images: deps build ## build all images and write them to build/images, for hosts without a network
 	@scripts/images.sh
+
+.PHONY: packager
+packager: go
+	cd tools/packages && $(GO) build -trimpath -o $(BUILD)/tools/packages .
+
+# What another architecture lacks here, scripts/packages.sh says.
+.PHONY: packages
+packages: build packager ## write .deb and .rpm of the programs and of build/images to build/packages; ARCH=arm64
+	@scripts/packages.sh $(or $(ARCH),$(shell $(GO) env GOARCH))
 
 .PHONY: test-vm
 test-vm: deps build ## install and break the service in emulated machines; STORIES="service power" selects stories

@@ -22,6 +22,7 @@ fail() { echo "install: $*" >&2; exit 1; }
 [[ $prefix = /* ]] || fail "--prefix $prefix: want an absolute path"
 # Other characters would need quoting, differently in the unit file and for systemd.
 [[ $prefix =~ ^[A-Za-z0-9/._+-]+$ ]] || fail "--prefix $prefix: only letters, digits and /._+- are allowed"
+[ ! -e /usr/lib/sandboxd/current ] || fail "this host has the package sandboxd; to replace it: apt-get remove sandboxd (it ends all sandboxes)"
 bin=build/bin
 for f in sandboxd sandboxctl sandboxd-runc runsc agent/sandbox-agent; do
   [ -x $bin/$f ] || fail "$bin/$f is missing: run make build"
@@ -86,7 +87,7 @@ for program in sandboxd sandboxctl; do
     say "$bin/$program completion ${shell%% *}" "$prefix/share/${shell##* }"
   done
 done
-documents=(README.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md docs)
+documents=(README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md docs)
 while read -r f; do put "$f" "$prefix/share/doc/sandboxd/$f" 644; done < <(find "${documents[@]}" -type f | sort)
 
 fill systemd/sandboxd.service /etc/systemd/system/sandboxd.service

@@ -11,6 +11,7 @@ tools=$PWD/build/tools
 unformatted=$(git ls-files '*.go' ':!tools/runsc/filters_*.go' | xargs "$tools/gofumpt" -l)
 [ -z "$unformatted" ] || { echo "gofumpt would change:"; echo "$unformatted"; exit 1; }
 go vet -tags seccomp,vm,all ./...
+(cd tools/packages && go vet .)
 go vet -tags weak ./internal/weak ./pkg/oci
 "$tools/staticcheck" -tags seccomp,vm,all ./...
 git ls-files '*.sh' .ci/run | xargs shellcheck

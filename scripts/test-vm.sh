@@ -129,6 +129,19 @@ image() {
   echo "$archive"
 }
 
+# packages DIR writes the packages, and those of a version that differs in its number alone, into
+# the files under test.
+packages() {
+  local version next
+  version=$(build/bin/sandboxd --version)
+  version=${version##* }
+  case $version in *+*) next=$version.next ;; *) next=$version+next ;; esac
+  make packager
+  build/tools/packages -images "$1/build/images" -out "$1/build/packages" -version "$version" -epoch "$(git log -1 --format=%ct)"
+  build/tools/packages -images /nowhere -out "$1/build/packages/second" -version "$next" -epoch "$(git log -1 --format=%ct)"
+  rm -f "$1"/build/packages/*.rpm "$1"/build/packages/second/*.rpm
+}
+
 # payload makes the disk with the files under test, like a clone after `make build`.
 payload() {
   local dir=$payload archive
@@ -137,8 +150,9 @@ payload() {
   mkdir -p "$dir/build/images"
   cp -al build/bin build/man "$dir/build/"
   python3 test/vm/thin.py "$archive" "$dir/build/images/base.tar"
+  if [[ " ${stories[*]} " = *" packages "* ]]; then packages "$dir"; fi
   if [[ " ${stories[*]} " = *" pools "* ]]; then go test -c -tags seccomp -o "$dir/build/snapshot.test" ./pkg/snapshot; fi
-  cp -a scripts systemd rootfs test docs README.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md "$dir/"
+  cp -a scripts systemd rootfs test docs README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md "$dir/"
   mkfs.ext4 -q -L sandboxd -d "$dir" "$payload.disk" 2G
   rm -rf "$dir"
 }

@@ -18,6 +18,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 fail() { echo "uninstall: $*" >&2; exit 1; }
+[ ! -e /usr/lib/sandboxd/current ] || fail "this host has the package sandboxd: apt-get remove sandboxd, or purge"
 [[ -z $prefix || $prefix = /* ]] || fail "--prefix $prefix: want an absolute path"
 [ -n "$dry" ] || [ "$(id -u)" -eq 0 ] || fail "run it as root, or use --dry-run to see what it would do"
 do_() { if [ -n "$dry" ]; then echo "$*"; else "$@"; fi; }

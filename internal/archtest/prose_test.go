@@ -23,7 +23,8 @@ var maxWords = map[string]int{"README.md": 900, "ARCHITECTURE.md": 1500}
 
 // prose are the documents whose form TestProse holds.
 var prose = []string{
-	"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/tour.md", "docs/operations.md", "docs/commands.md",
+	"README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/tour.md", "docs/operations.md",
+	"docs/commands.md", "docs/support.md", "docs/install.md",
 	"docs/compatibility.md", "docs/benchmarks.md", "docs/design/*.md",
 }
 

@@ -55,7 +55,7 @@ var apart = map[string]map[string][]string{
 // The stories of whole machines (test/vm): those of a push, and all.
 const (
 	pushStories = "service"
-	allStories  = "service power limits neighbours clock pools"
+	allStories  = "service power limits neighbours clock pools packages"
 )
 
 // costs are the seconds that long jobs take on a machine with two cores. The longest jobs
@@ -70,10 +70,12 @@ var costs = map[string]int{
 	"test/vm TestStory/limits":              450,
 	"test/vm TestStory/power":               440,
 	"test/vm TestStory/clock":               240,
+	"test/vm TestStory/packages":            600,
 	"test/e2e TestStories/runsc":            180,
 	"pkg/image":                             370,
 	"pkg/snapshot":                          400,
 	"pkg/sandbox":                           60,
+	"test/packages":                         60,
 	"test/compat TestQuickstarts/runsc":     100,
 	"test/compat TestQuickstarts/runc":      100,
 	"test/compat TestJudges":                140,

@@ -1,0 +1,122 @@
+package packages
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+)
+
+// steps are the packages of four versions: v1.deb, v1.rpm and image-v1.deb to those of v4.
+func steps(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i, v := range []string{"v1", "v2", "v3", "v4"} {
+		out := pack(t, "0.1."+string(rune('1'+i))+"-dev+"+v)
+		for pattern, name := range map[string]string{
+			"/sandboxd_*.deb": v + ".deb", "/sandboxd-image-tiny_*.deb": "image-" + v + ".deb", "/sandboxd-0*.rpm": v + ".rpm",
+		} {
+			if err := os.Rename(one(t, out+pattern), filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir
+}
+
+// prelude are words of the scripts below. The daemon of an installation has been used: it has a
+// state file, and the configuration names another directory than the default.
+const prelude = `
+export DEBIAN_FRONTEND=noninteractive
+umask 022
+touch /srv/asked
+rm -rf /etc/sandboxd /var/lib/sandboxd /var/lib/man-db/auto-update # of the host; the last one takes seconds of each run
+state() { dpkg-query -W -f '${db:Status-Status}\n' sandboxd 2>/dev/null || echo not-installed; }
+same() { [ "$1" = "$2" ] || { echo "want $3: $1, got: $2"; exit 1; }; }
+there() { for f; do [ -e "$f" ] || { echo "$f is missing"; exit 1; }; done; }
+gone() { for f; do [ ! -e "$f" ] || { echo "$f is left"; exit 1; }; done; }
+fails() { if out=$("${@:2}" 2>&1); then echo "did not fail: ${*:2}: $out"; exit 1; fi; [[ $out = *"$1"* ]] || { echo "want \"$1\" of ${*:2}, got: $out"; exit 1; }; }
+used() { mkdir -p /srv/state; touch /srv/state/sandboxd.db; echo 'state_dir = "/srv/state" # a disk of its own' >/etc/sandboxd/config.toml; }
+V=/usr/lib/sandboxd/versions
+`
+
+// scripts are what TestMaintainerScripts does. `make test-all` adds those of scripts_all_test.go.
+var scripts = map[string]string{
+	"install": `dpkg -i p/v1.deb
+same installed "$(state)" "the package"
+same "sandboxd version 0.1.1-dev+v1" "$(sandboxd --version)" "the program"
+same $V/0.1.1-dev+v1/bin/sandboxctl "$(readlink -f /usr/bin/sandboxctl)" "where the link leads"
+same "0 644" "$(stat -c '%s %a' $V/*/libexec/sandboxd/agent/ca-bundle.pem)" "the file of the authority"
+there $V/*/libexec/sandboxd/agent/mitmproxy-ca-cert.pem /etc/systemd/system/multi-user.target.wants/sandboxd.service \
+  /etc/systemd/system/sockets.target.wants/sandboxd.socket
+getent group sandboxd
+same "" "$(dpkg --verify sandboxd)" "what dpkg finds changed"
+same "" "$(dpkg --audit)" "what dpkg finds broken"
+same "" "$(grep teardown asked || true)" "what was ended"`,
+
+	"upgrade with a sandbox that runs": `dpkg -i p/v1.deb
+used
+a=$V/0.1.1-dev+v1/libexec/sandboxd/agent
+mkdir -p /srv/opensandbox
+echo authority >/srv/pem
+mkfifo /srv/mounted
+unshare -m sh -c "mount --bind $a /srv/opensandbox && mount --bind /srv/pem /srv/opensandbox/ca-bundle.pem && echo >/srv/mounted; exec sleep 1000" &
+sandbox=$!
+read -r _ </srv/mounted
+cp $V/0.1.1-dev+v1/libexec/sandboxd/sandboxd-runc /srv/before
+dpkg -i p/v2.deb
+same "sandboxd version 0.1.2-dev+v2" "$(sandboxd --version)" "the program"
+same authority "$(cat /proc/$sandbox/root/srv/opensandbox/ca-bundle.pem)" "what the sandbox trusts"
+same "agent of 0.1.1-dev+v1" "$(cat /proc/$sandbox/root/srv/opensandbox/sandbox-agent)" "its agent"
+cmp /srv/before $V/0.1.1-dev+v1/libexec/sandboxd/sandboxd-runc
+there $V/0.1.2-dev+v2/libexec/sandboxd/agent/ca-bundle.pem
+same 'state_dir = "/srv/state" # a disk of its own' "$(cat /etc/sandboxd/config.toml)" "the configuration"
+same "" "$(grep teardown asked || true)" "what was ended"
+dpkg -i p/v3.deb
+same "0.1.1-dev+v1 0.1.2-dev+v2 0.1.3-dev+v3" "$(ls $V | paste -sd ' ')" "versions: one in use, the one before, this one"
+same authority "$(cat /proc/$sandbox/root/srv/opensandbox/ca-bundle.pem)" "what the sandbox trusts"
+kill $sandbox
+wait $sandbox || true
+dpkg -i p/v4.deb
+same "0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions, with no sandbox of the first"
+same "/etc/sandboxd/config.toml" "$(dpkg --verify sandboxd | sed 's/.* //')" "what dpkg finds changed"
+dpkg -i p/v4.deb
+same "sandboxd version 0.1.4-dev+v4" "$(sandboxd --version)" "the program after a reinstallation"
+same "0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions after a reinstallation"
+gone /usr/lib/sandboxd/kept`,
+
+	"remove and purge": `dpkg -i p/v1.deb
+dpkg -i p/v2.deb
+used
+dpkg -r sandboxd
+same "asked: teardown --config /etc/sandboxd/config.toml" "$(cat asked)" "what the daemon was asked"
+same config-files "$(state)" "the package"
+gone /usr/bin/sandboxd /usr/bin/sandboxctl /usr/lib/sandboxd /usr/lib/systemd/system/sandboxd.service /usr/share/doc/sandboxd
+there /etc/sandboxd/config.toml /srv/state/sandboxd.db
+dpkg -i p/v2.deb # again: what was kept is used
+there /srv/state/sandboxd.db
+grep state_dir /etc/sandboxd/config.toml
+dpkg -r sandboxd
+dpkg -P sandboxd
+gone /etc/sandboxd /srv/state /etc/systemd/system/multi-user.target.wants/sandboxd.service /var/lib/systemd/deb-systemd-helper-enabled/sandboxd.service.dsh-also
+same not-installed "$(state)" "the package"`,
+}
+
+// TestMaintainerScripts: the packages are installed, upgraded, removed and purged by dpkg, in a
+// copy of this host on which nothing of sandboxd is installed and systemd is not init. test/vm
+// (story packages) does it with systemd and live sandboxes.
+func TestMaintainerScripts(t *testing.T) {
+	hosttest.Root(t)
+	packages := steps(t)
+	for name, script := range scripts {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if out, err := world(t, packages, prelude+script); err != nil {
+				lines := strings.Split(strings.TrimSpace(out), "\n")
+				t.Errorf("%v:\n%s", err, strings.Join(lines[max(0, len(lines)-25):], "\n"))
+			}
+		})
+	}
+}

@@ -1,0 +1,189 @@
+# shellcheck shell=sh disable=SC2034 # some scripts use only some of these
+# Each maintainer script begins with this text. @version@ and @schema@ are of this package.
+set -eu
+version='@version@' schema='@schema@'
+root=/usr/lib/sandboxd config=/etc/sandboxd/config.toml note=/etc/sandboxd/.removed
+say() { echo "sandboxd: $*" >&2; }
+fail() {
+	say "$*"
+	exit 1
+}
+# booted: systemd is init here; it is not in a chroot.
+booted() { [ -d /run/systemd/system ]; }
+
+# setting KEY prints a top-level string of the configuration; nothing if it is not set.
+setting() {
+	[ -e $config ] || return 0
+	sed -n '/^[[:space:]]*\[/q; s/^[[:space:]]*'"$1"'[[:space:]]*=[[:space:]]*//p' $config | while read -r value; do
+		case $value in
+		\"*\"* | \'*\'*) ;;
+		*) fail "$config: cannot read $1 from: $value; write it as $1 = \"...\"" ;;
+		esac
+		rest=${value#?}
+		case $value in
+		\"*) printf '%s\n' "${rest%%\"*}" ;;
+		*) printf '%s\n' "${rest%%\'*}" ;;
+		esac
+	done
+}
+
+# directories sets $state and $run to the directories of the daemon that the configuration means.
+directories() {
+	instance=$(setting instance) state=$(setting state_dir) run=$(setting run_dir) suffix=''
+	case $instance in '' | a) ;; *) suffix=-$instance ;; esac
+	state=${state:-/var/lib/sandboxd$suffix} run=${run:-/run/sandboxd$suffix}
+}
+
+# foreign_unit prints a unit file that comes before this package's and starts another program.
+foreign_unit() {
+	for unit in /etc/systemd/system/sandboxd.service /run/systemd/system/sandboxd.service /usr/local/lib/systemd/system/sandboxd.service; do
+		if [ ! -f "$unit" ] || [ -L "$unit" ]; then continue; fi
+		grep -q '^ExecStart=/usr/bin/sandboxd ' "$unit" || echo "$unit"
+	done
+}
+
+# clashes refuses the first installation beside another program called sandboxd.
+clashes() {
+	unit=$(foreign_unit)
+	[ -z "$unit" ] || fail "another sandboxd is installed: $unit starts $(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$unit")." \
+		"If scripts/install.sh of a checkout installed it, scripts/uninstall.sh ends its sandboxes, removes it, and keeps configuration and data." \
+		"Nothing was installed."
+	for program in /usr/bin/sandboxd /usr/bin/sandboxctl; do
+		[ -e $program ] || [ -L $program ] || continue
+		case $(readlink $program || true) in
+		*lib/sandboxd/current/*) ;; # of this package, and half removed
+		*) fail "$program is there and belongs to another program; move it away. Nothing was installed." ;;
+		esac
+	done
+	directories
+	if grep -qs " $run/sandboxd.sock\$" /proc/net/unix; then
+		fail "a program listens on $run/sandboxd.sock, and is not the service of this package; stop it (a daemon that was started by" \
+			"hand: sandboxd teardown ends its sandboxes). Nothing was installed."
+	fi
+	if [ -d "$state" ] && [ ! -e "$state/sandboxd.db" ] && [ -n "$(ls -A "$state")" ]; then
+		fail "$state has files and no sandboxd.db, so it belongs to another program; name another state_dir in $config, or move it" \
+			"away. Nothing was installed."
+	fi
+	for program in /usr/local/bin/sandboxd /usr/local/sbin/sandboxd /usr/local/bin/sandboxctl; do
+		[ ! -e $program ] || say "$program comes before /usr/bin in most paths: shells go on to use it"
+	done
+}
+
+# downgrade refuses a version that cannot read the state that the installed one has written.
+downgrade() {
+	have=$(cat $root/current/share/sandboxd/schema 2>/dev/null || echo 0)
+	[ "$have" -gt "$schema" ] || return 0
+	[ ! -e /etc/sandboxd/downgrade ] || return 0
+	directories
+	fail "the installed version writes state of schema $have, and $version reads schemas up to $schema. To go back, run" \
+		"systemctl stop sandboxd.socket sandboxd.service, put $state/sandboxd.db.v$schema in the place of $state/sandboxd.db," \
+		"run touch /etc/sandboxd/downgrade, and install again. What was done since that copy is lost. Nothing was installed."
+}
+
+# keep_version links the files of the installed version aside. The package manager removes them
+# before the daemon of that version ends, and files of it are mounted in sandboxes that run.
+keep_version() {
+	old=$(readlink $root/current) || return 0
+	old=${old##*/}
+	[ "$old" != "$version" ] && [ -d "$root/versions/$old" ] || return 0
+	rm -rf $root/kept
+	mkdir -p $root/kept
+	cp -al "$root/versions/$old" $root/kept/ || say "version $old cannot be kept beside $version"
+}
+
+# restore_version puts back what keep_version has linked aside, into the same directories.
+restore_version() {
+	previous=''
+	for dir in "$root"/kept/*; do
+		[ -d "$dir" ] || continue
+		previous=${dir##*/}
+		mkdir -p $root/versions
+		[ "$previous" = "$version" ] || cp -aln "$dir" $root/versions/ || true # cp of coreutils 9.2 fails if it skips a file
+	done
+	rm -rf $root/kept
+}
+
+# used VERSION: a process runs a program of it, or has a directory of it mounted.
+used() {
+	grep -qsF "/sandboxd/versions/$1/" /proc/[0-9]*/mountinfo && return 0
+	for exe in /proc/[0-9]*/exe; do
+		case $(readlink "$exe" 2>/dev/null || true) in $root/versions/"$1"/*) return 0 ;; esac
+	done
+	return 1
+}
+
+# prune removes old versions after an upgrade, except the one before this and those that sandboxes use.
+prune() {
+	[ -n "$previous" ] || return 0
+	for dir in "$root"/versions/*; do
+		[ -d "$dir" ] || continue
+		name=${dir##*/}
+		case $name in "$version" | "$previous") continue ;; esac
+		used "$name" || rm -rf "$dir"
+	done
+}
+
+# prepare makes what the package manager does not: the files on which the authority of a sandbox
+# is mounted. They are never replaced: that would end the mounts of sandboxes that run.
+prepare() {
+	agent=$root/versions/$version/libexec/sandboxd/agent
+	for file in mitmproxy-ca-cert.pem ca-bundle.pem; do
+		[ -e "$agent/$file" ] || install -m 644 /dev/null "$agent/$file"
+	done
+	rm -f /etc/sandboxd/downgrade $note
+	if command -v systemd-sysusers >/dev/null; then systemd-sysusers sandboxd.conf || say "the group sandboxd could not be made"; fi
+	booted || return 0
+	systemd-tmpfiles --create sandboxd.conf || say "/run/sandboxd could not be made"
+	# Not by systemd-modules-load.service: it fails if a module of any other package is missing.
+	grep -v '^#' /usr/lib/modules-load.d/sandboxd.conf | xargs -r modprobe -a 2>/dev/null ||
+		say "some kernel modules could not be loaded; sandboxd doctor says what is missing"
+}
+
+# check_config refuses to restart into a version that rejects the configuration.
+check_config() {
+	$root/current/bin/sandboxd config check $config >&2 ||
+		fail "$version rejects $config, so the daemon was not restarted; mend the file and run: $1"
+}
+
+# end_sandboxes ends what lives, as only the daemon's program can, and notes for a purge which
+# directories were the daemon's.
+end_sandboxes() {
+	directories
+	if booted || [ -e "$state/sandboxd.db" ]; then
+		set --
+		[ ! -e $config ] || set -- --config $config
+		$root/current/bin/sandboxd teardown "$@" ||
+			fail "the sandboxes could not be ended, so nothing was removed; mend what is said above and remove the package again"
+	fi
+	if [ -d /etc/sandboxd ]; then printf '%s\n%s\n' "$state" "$run" >$note; fi
+}
+
+# remove_versions removes what this package's scripts have made below /usr/lib.
+remove_versions() {
+	rm -rf $root/versions $root/kept $root/current
+	rmdir $root 2>/dev/null || true
+	rm -f /etc/sysctl.d/60-sandboxd.conf # sandboxd doctor --fix wrote it
+}
+
+# purge removes configuration and data.
+purge() {
+	state=/var/lib/sandboxd run=/run/sandboxd
+	if [ -s $note ]; then
+		{ read -r state && read -r run; } <$note
+	fi
+	case $state in
+	/*/*) ;;
+	*) fail "$note: $state is no directory that only sandboxd uses" ;;
+	esac
+	if awk -v a="$state/" -v b="$run/" 'index($5, a) == 1 || index($5, b) == 1 { found = 1 } END { exit !found }' /proc/self/mountinfo; then
+		fail "file systems are still mounted below $state or $run: a daemon uses them; nothing was purged"
+	fi
+	if [ -d "$state" ] && [ ! -e "$state/sandboxd.db" ] && [ -n "$(ls -A "$state")" ]; then
+		say "$state has no sandboxd.db, so it is not the state directory of a daemon, and is kept"
+	elif mountpoint -q "$state"; then
+		find "$state" -xdev -mindepth 1 -delete # the mount point stays, empty
+	else
+		rm -rf --one-file-system "$state"
+	fi
+	rm -rf /etc/sandboxd
+}

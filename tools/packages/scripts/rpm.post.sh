@@ -1,0 +1,11 @@
+# shellcheck shell=sh disable=SC2154 # common.sh stands above
+prepare
+booted || exit 0
+systemctl --system daemon-reload >/dev/null || true
+if [ "$1" -eq 1 ]; then
+	systemctl --no-reload preset sandboxd.socket sandboxd.service >/dev/null 2>&1 || true
+	say "to start it: systemctl enable --now sandboxd.socket sandboxd.service"
+	exit 0
+fi
+check_config "systemctl restart sandboxd.service"
+systemctl try-restart sandboxd.service >/dev/null || say "sandboxd does not run; see: journalctl -u sandboxd, sandboxd doctor"

@@ -1,0 +1,4 @@
+# shellcheck shell=sh disable=SC2154 # common.sh stands above
+if [ "$1" -eq 1 ]; then clashes; fi
+downgrade
+keep_version
