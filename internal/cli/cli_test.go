@@ -340,11 +340,14 @@ func (d *daemon) run(t *testing.T, args ...string) result {
 	return d.runOut(t, new(bytes.Buffer), args...)
 }
 
-// runOut is run with an output of the test's own.
-func (d *daemon) runOut(t *testing.T, out interface {
+// An output is what a program has printed.
+type output interface {
 	io.Writer
 	fmt.Stringer
-}, args ...string) result {
+}
+
+// runOut is run with an output of the test's own.
+func (d *daemon) runOut(t *testing.T, out output, args ...string) result {
 	t.Helper()
 	c := d.cmd(args...)
 	var errout bytes.Buffer

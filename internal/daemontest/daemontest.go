@@ -7,7 +7,6 @@
 package daemontest
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"io"
@@ -15,10 +14,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/failpoint"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
@@ -64,7 +64,7 @@ type Daemon struct {
 	wrap    []string
 	cmd     *exec.Cmd
 	done    chan struct{}
-	log     *buffer
+	log     *os.File // in memory: what the daemon has written is there when it goes on
 }
 
 // Bin returns the path of a program that make build made.
@@ -127,7 +127,7 @@ func Prepare(t testing.TB, o Options) *Daemon {
 		recipes:  cmp.Or(o.Recipes, filepath.Join(root(), "rootfs")),
 		program:  program,
 		wrap:     o.Wrap,
-		log:      &buffer{},
+		log:      memory(t, "sandboxd.log"),
 	}
 	if d.TCP == "" {
 		d.TCP = hosttest.FreePort(t).String()
@@ -193,8 +193,6 @@ func (d *Daemon) TryStart(env ...string) error {
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.Env = append(append(os.Environ(), "SANDBOXD_READY_FD=3"), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// A descendant that keeps the log open must not block Wait.
-	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {
 		w.Close()
 		return err
@@ -242,8 +240,16 @@ func (d *Daemon) Stop() {
 // Ended is closed when the daemon's process has ended.
 func (d *Daemon) Ended() <-chan struct{} { return d.done }
 
-// Log is the daemon's log so far.
-func (d *Daemon) Log() string { return d.log.String() }
+// Log is the daemon's log so far: all that it had written when it answered a request, or ended.
+func (d *Daemon) Log() string {
+	d.t.Helper()
+	fi, err := d.log.Stat()
+	must(d.t, err)
+	b := make([]byte, fi.Size())
+	_, err = d.log.ReadAt(b, 0) // its own offset is where the daemon writes
+	must(d.t, err)
+	return string(b)
+}
 
 func (d *Daemon) teardown() {
 	if err := d.Teardown(); err != nil {
@@ -276,20 +282,12 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// buffer is a bytes.Buffer that a process writes while a test reads.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
+// memory makes a file that is on no disk (memfd_create(2)).
+func memory(t testing.TB, name string) *os.File {
+	t.Helper()
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	must(t, os.NewSyscallError("memfd_create", err))
+	f := os.NewFile(uintptr(fd), name)
+	t.Cleanup(func() { f.Close() })
+	return f
 }

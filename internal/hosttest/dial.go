@@ -63,6 +63,12 @@ func dial(network, to string, timeout time.Duration) (c net.Conn, late, err erro
 	if late != nil || info.Total_retrans == 0 {
 		return c, late, err
 	}
+	// An older connection of the same ports whose client went away without a word answers the first
+	// SYN, too: with an acknowledgment, after which Linux sends the SYN anew at once (RFC 9293,
+	// section 3.5.1; tcp_rcv_synsent_state_process).
+	if err == nil && info.Segs_in-info.Data_segs_in > 1 {
+		return c, nil, nil
+	}
 	// A connection's first round trip is from the SYN that was answered to its answer. If that
 	// is the first SYN, all others were sent meanwhile.
 	trip, last := time.Duration(info.Rtt)*time.Microsecond, time.Duration(info.Total_retrans)*synTimeout

@@ -2,6 +2,7 @@ package hosttest
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -61,6 +62,52 @@ func TestDial(t *testing.T) {
 			<-done
 			packets.tun.SetReadDeadline(time.Time{}) //nolint:errcheck // it was set before
 		})
+	}
+}
+
+// TestDialHalfOpen: a SYN that meets an older connection of the same ports is answered, and sent anew.
+func TestDialHalfOpen(t *testing.T) {
+	Root(t)
+	if !Private(t, func() {}) {
+		return
+	}
+	const port = 40000 // the only one that clients have
+	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %[1]d", port), 0); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp4", "127.0.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for range 2 {
+		c, err := Dial("tcp4", l.Addr().String(), time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		accepted, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer accepted.Close()
+		if from := accepted.RemoteAddr().(*net.TCPAddr).Port; from != port {
+			t.Fatalf("a connection from port %d", from)
+		}
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var failed error
+		if err := raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_REPAIR, 1) }); err != nil {
+			t.Fatal(err)
+		}
+		if failed != nil {
+			t.Fatal(failed)
+		}
+		c.Close() // without a word
 	}
 }
 

@@ -58,6 +58,7 @@ type Config struct {
 	Vaults Vaults
 	// RequestsPerSecond is how many requests one client may send by TCP; 0: no bound.
 	RequestsPerSecond int
+	Now               func() time.Time // of that bound; nil: time.Now
 
 	// Secret signs endpoint tokens. If it is nil, a random one does, and tokens end with
 	// the process.
@@ -164,6 +165,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	guard, err := auth.New(auth.Config{
 		Keys: cfg.APIKeys, Insecure: cfg.Insecure, Store: cfg.Keys, ExternalHost: cfg.ExternalHost,
 		RequestsPerSecond: cfg.RequestsPerSecond,
+		Now:               cfg.Now,
 	})
 	if err != nil {
 		return nil, err

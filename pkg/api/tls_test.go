@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -54,11 +55,10 @@ func TestTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := make([]byte, 100)
-	n, _ := resp.Body.Read(b)
+	b, _ := io.ReadAll(resp.Body)
 	resp.Body.Close()
-	if string(b[:n]) != "https127.0.0.1" || len(resp.Cookies()) != 1 || !resp.Cookies()[0].Secure || resp.ProtoMajor != 1 {
-		t.Errorf("%s %q, cookies %v", resp.Status, b[:n], resp.Cookies())
+	if string(b) != "https127.0.0.1" || len(resp.Cookies()) != 1 || !resp.Cookies()[0].Secure || resp.ProtoMajor != 1 {
+		t.Errorf("%s %q, cookies %v", resp.Status, b, resp.Cookies())
 	}
 	for text, want := range map[string]string{"": `{"status":"healthy"}`, "x": `{"status":"healthy","warning":"x"}`} {
 		w := newWorld(t, func(c *Config) { c.Impaired = func() string { return text } })

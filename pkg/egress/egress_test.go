@@ -227,6 +227,7 @@ func TestReach(t *testing.T) {
 		}
 	}
 
+	e.Told(t.Context())
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, want := range []Denial{

@@ -133,6 +133,7 @@ func TestFlowsOutliveTheDaemon(t *testing.T) {
 		if err := Recovered(e); err != nil {
 			t.Fatal(err)
 		}
+		w.proxyEnds(e, func() (left int) { return len(e.proxy.flows) - 3 }) // what was closed without a daemon
 		e.proxy.mu.Lock()
 		flows, of, outs := len(e.proxy.flows), e.proxy.of[e.lookup(addr(0))], e.proxy.outs[e.lookup(addr(0))]
 		e.proxy.mu.Unlock()

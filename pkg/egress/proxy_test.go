@@ -180,7 +180,7 @@ func TestNamesAtConnect(t *testing.T) {
 	}
 	w.denies(id, "tcp", site+":22")
 	w.denies(id, "tcp", fmt.Sprintf("%s:%d", inst.Gateway(), ProxyPort))
-	w.heard(id, "other.test", "allowed.test")
+	w.heard(e, id, "other.test", "allowed.test")
 }
 
 // denies holds that a connection is refused at once.
@@ -195,8 +195,9 @@ func (w *world) denies(id, network, to string) {
 }
 
 // heard holds that denials of these names were told.
-func (w *world) heard(id string, names ...string) {
+func (w *world) heard(e *Engine, id string, names ...string) {
 	w.t.Helper()
+	e.Told(w.t.Context())
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, name := range names {

@@ -453,6 +453,10 @@ func TestRace(t *testing.T) {
 	m.set(r)
 	w := New(m, slog.New(slog.DiscardHandler))
 	d := w.ward(&r)
+	d.mu.Lock()
+	d.timer.Stop()
+	d.timer = time.NewTimer(time.Hour) // it rings here, and not each nanosecond, which would leave a single CPU to nobody else
+	d.mu.Unlock()
 	var users, ringer sync.WaitGroup
 	done := make(chan struct{})
 	ringer.Go(func() {
@@ -462,6 +466,7 @@ func TestRace(t *testing.T) {
 				return
 			default:
 				d.ring()
+				runtime.Gosched()
 			}
 		}
 	})

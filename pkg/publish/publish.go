@@ -54,6 +54,7 @@ type holding struct {
 	open      map[netip.AddrPort]bool // ports that accept connections
 	conns     map[*net.TCPConn]bool   // from clients, and to the sandbox: true
 	clients   int
+	cuts      int  // calls of Cut
 	dropped   bool // the warning about too many connections was logged
 }
 
@@ -100,6 +101,7 @@ func (p *Ports) Cut(_ context.Context, id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if h := p.holds[id]; h != nil {
+		h.cuts++
 		for c, reaches := range h.conns {
 			if reaches {
 				reset(c)
@@ -260,6 +262,9 @@ func (p *Ports) serve(id string, h *holding, client *net.TCPConn, to netip.AddrP
 		}
 		defer leave()
 	}
+	p.mu.Lock()
+	cuts := h.cuts
+	p.mu.Unlock()
 	d := net.Dialer{Timeout: dialTimeout, Control: breaks}
 	c, err := d.DialContext(h.ctx, "tcp4", to.String())
 	if err != nil {
@@ -270,11 +275,12 @@ func (p *Ports) serve(id string, h *holding, client *net.TCPConn, to netip.AddrP
 	guest.SetLinger(-1) //nolint:errcheck // already cut is fine
 	p.mu.Lock()
 	h.conns[guest] = true
-	ended := h.ctx.Err() != nil
+	cut := h.ctx.Err() != nil || h.cuts != cuts
 	p.mu.Unlock()
 	defer p.forget(h, guest)
-	if ended { // the sandbox was closed before guest was in conns
+	if cut { // before guest was in conns
 		reset(guest)
+		reset(client)
 		return
 	}
 	in, out := &way{src: client, dst: guest}, &way{src: guest, dst: client}

@@ -37,7 +37,7 @@ func forkPoints(runtime string) []string {
 // noSnapshots waits until the host has no snapshot, whatever its state.
 func (h host) noSnapshots(t *testing.T) {
 	t.Helper()
-	settles(t, func() error {
+	eventually(t, patience, func() error {
 		all, err := h.api.Snapshots().List(t.Context(), "")
 		if err == nil && len(all) > 0 {
 			err = fmt.Errorf("%d snapshots are left; the first is %+v", len(all), all[0].Status)
@@ -246,7 +246,7 @@ func (h host) memoryInUse(t *testing.T) {
 	if kerr := syscall.Kill(sentry, syscall.SIGCONT); err != nil || kerr != nil {
 		t.Fatal(err, kerr)
 	}
-	settles(t, func() error {
+	eventually(t, patience, func() error {
 		now, err := h.api.Snapshots().Inspect(ctx, snap.ID)
 		if err == nil && now.Status.State != wire.SnapshotReady {
 			err = fmt.Errorf("the snapshot is %+v", now.Status)
@@ -269,13 +269,13 @@ func (h host) memoryInUse(t *testing.T) {
 	}
 	refused(snap.ID, "is in use")
 	var w *os.File
-	settles(t, func() (err error) { // there is a reader
+	eventually(t, patience, func() (err error) { // there is a reader
 		w, err = os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 		return err
 	})
 	refused(snap.ID, "is in use")
 	w.Close()
-	h.awaitState(t, sb.ID, wire.Failed, noticed)
+	h.awaitState(t, sb.ID, wire.Failed, patience)
 	if err := os.Rename(path+".whole", path); err != nil {
 		t.Fatal(err)
 	}

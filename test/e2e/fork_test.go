@@ -107,7 +107,7 @@ func TestForks(t *testing.T) {
 	if out, err := h.exec(ctx, origin.ID, "sh", "-c", "echo $WHO $(hostname)"); err != nil || out != "origin origin\n" {
 		t.Errorf("the origin: %q, %v", out, err)
 	}
-	settles(t, func() error { // the temporary snapshot goes
+	eventually(t, patience, func() error { // the temporary snapshot goes
 		list, err := h.api.Snapshots().List(ctx, "")
 		if err == nil && len(list) > 0 {
 			err = fmt.Errorf("%d snapshots are left", len(list))
@@ -132,11 +132,19 @@ func TestForkFiles(t *testing.T) {
 			r := spec(runtime, "sh", "-c", "echo life >>/srv/lives; exec sleep 1000")
 			r.NetworkPolicy = []byte(`{"defaultAction":"deny","egress":[{"action":"allow","target":"203.0.113.9"}]}`)
 			origin := h.create(t, r)
+			lives := func(id, want string) { // a create waits for the entrypoint for a moment only
+				eventually(t, patience, func() error {
+					out, err := h.exec(t.Context(), id, "cat", "/srv/lives")
+					if err == nil && out != want {
+						err = fmt.Errorf("sandbox %s has had the lives %q, want %q", id, out, want)
+					}
+					return err
+				})
+			}
+			lives(origin.ID, "life\n")
 			f := h.fork(t, origin.ID, 2, "", func(o *wire.ForkOverrides) { o.ResourceLimits = map[string]string{"memory": "128Mi"} })
 			for _, c := range f.Sandboxes {
-				if out, err := h.exec(t.Context(), c.ID, "cat", "/srv/lives"); err != nil || out != "life\nlife\n" {
-					t.Errorf("copy %s: %q, %v", c.ID, out, err)
-				}
+				lives(c.ID, "life\nlife\n")
 				is, err := h.api.Inspect(t.Context(), c.ID)
 				if err != nil || is.Sandboxd.MemoryBytes != 128<<20 || !slices.ContainsFunc(is.Rules, func(rule string) bool {
 					return strings.Contains(rule, "203.0.113.9")

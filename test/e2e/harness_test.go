@@ -93,7 +93,7 @@ func (h host) exec(ctx context.Context, id string, argv ...string) (string, erro
 // answers fails the test unless a sandbox runs commands.
 func (h host) answers(t testing.TB, id string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if out, err := h.exec(ctx, id, "echo", "here"); err != nil || out != "here\n" {
 		t.Errorf("sandbox %s does not answer: %q, %v", id, out, err)
@@ -216,6 +216,18 @@ func (h host) holdsNothingOf(t testing.TB, id string) {
 type line struct {
 	at   time.Time // when the daemon wrote it
 	text string
+}
+
+// took is how long the operation took that a line tells of.
+func (l line) took(t testing.TB) time.Duration {
+	t.Helper()
+	_, rest, _ := strings.Cut(l.text, " dur=")
+	word, _, _ := strings.Cut(rest, " ")
+	took, err := time.ParseDuration(word)
+	if err != nil {
+		t.Errorf("%v: %s", err, l.text)
+	}
+	return took
 }
 
 // said lists the lines of the daemon's log with some words, of since or later.

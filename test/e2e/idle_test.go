@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -97,7 +98,14 @@ func tellIdle(l *lab) {
 		l.Errorf("ps printed %s", ps)
 	}
 	// Neither pings nor reads wake it, and it uses no CPU.
-	before := l.usage(id).CPUMicros
+	before := int64(-1)
+	settles(l.T, func() (err error) { // the kernel counts a process as frozen just before it gives up its CPU
+		was := before
+		if before = l.usage(id).CPUMicros; before != was {
+			err = fmt.Errorf("asleep, it has used %d µs of CPU, and before %d", before, was)
+		}
+		return err
+	})
 	for range 10 {
 		if a := l.request("GET", "/v1/sandboxes/"+id+"/proxy/44772/ping", nil); a.status != 200 {
 			l.Fatalf("ping: %d %s", a.status, a.body)
@@ -123,12 +131,21 @@ func tellIdle(l *lab) {
 			}
 		},
 		"a command that lasts": func() {
-			slept := strings.Count(l.Daemon.Log(), "idle_pause")
-			if _, err := l.exec(l.Context(), id, "sleep", "3"); err != nil {
+			start := time.Now()
+			out, err := l.exec(l.Context(), id, "python3", "-c", "import time; time.sleep(3); print(time.time_ns())")
+			if err != nil {
 				l.Error(err)
 			}
-			if n := strings.Count(l.Daemon.Log(), "idle_pause"); n != slept {
-				l.Errorf("it was paused %d times while a command ran", n-slept)
+			end, err := strconv.ParseInt(strings.TrimSpace(out), 10, 64)
+			if err != nil {
+				l.Error(err)
+			}
+			// The line of a pause is written when it is over: that of the last one perhaps after start. Since
+			// end, the sandbox may have fallen asleep again.
+			for _, pause := range l.said(start, "op=idle_pause sandbox="+id+" ") {
+				if began := pause.at.Add(-pause.took(l.T)); began.After(start) && began.Before(time.Unix(0, end)) {
+					l.Errorf("it was paused while a command ran: %s", pause.text)
+				}
 			}
 		},
 	} {

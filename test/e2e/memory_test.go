@@ -73,7 +73,7 @@ func (h host) counted(id string) (c counted, err error) {
 // countsOn waits until a sandbox has counted on from what was counted before.
 func (h host) countsOn(t *testing.T, id string, from counted) (now counted) {
 	t.Helper()
-	settles(t, func() (err error) {
+	eventually(t, patience, func() (err error) {
 		now, err = h.counted(id)
 		if err == nil && now.N <= from.N {
 			err = fmt.Errorf("sandbox %s has counted to %d, and before to %d", id, now.N, from.N)
@@ -278,7 +278,7 @@ func TestMemoryAtLimit(t *testing.T) {
 	sb := h.create(t, r)
 	full := func() {
 		t.Helper()
-		settles(t, func() error {
+		eventually(t, patience, func() error {
 			resp, err := http.Get("http://" + h.TCP + "/v1/sandboxes/" + sb.ID + "/proxy/8000/")
 			if err == nil {
 				resp.Body.Close()
@@ -334,7 +334,7 @@ func TestMemoryFileGone(t *testing.T) {
 	r := spec("runsc", "sh", "-c", "echo one >/data/held; exec 3</data/held; echo open >/srv/state; exec sleep 1000")
 	r.Volumes = []wire.VolumeMount{{Name: "v", MountPath: "/data", PVC: &wire.PVC{ClaimName: "shared"}}}
 	origin := h.create(t, r)
-	settles(t, func() error {
+	eventually(t, patience, func() error {
 		_, err := h.exec(ctx, origin.ID, "grep", "open", "/srv/state")
 		return err
 	})

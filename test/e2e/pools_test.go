@@ -35,7 +35,7 @@ func (h host) pooled(t *testing.T, name, runtime, warm, ready string, c wire.Poo
 // poolReady waits until a pool has so many ready members, or the daemon has ended.
 func (h host) poolReady(t *testing.T, name string, n int) {
 	t.Helper()
-	settles(t, func() error {
+	eventually(t, patience, func() error {
 		select {
 		case <-h.Ended():
 			return nil
@@ -142,7 +142,7 @@ func TestPools(t *testing.T) {
 				"cat /etc/hostname":               host,
 				"grep -c " + host + " /etc/hosts": "1",
 			} {
-				settles(t, func() error {
+				eventually(t, patience, func() error {
 					out, err := h.exec(ctx, sb.ID, "sh", "-c", command)
 					if err == nil && strings.TrimSpace(out) != want {
 						err = fmt.Errorf("%s: %q, not %q", command, out, want)

@@ -30,13 +30,13 @@ func TestSnapshotsKept(t *testing.T) {
 	l.ok("commit", "first", "kept/image:1")
 	take("second")
 	take("third")
-	settles(t, func() error {
+	eventually(t, patience, func() error {
 		if got := names(); !slices.Equal(got, []string{"third", "second"}) {
 			return fmt.Errorf("snapshots are %q", got)
 		}
 		return nil
 	})
-	settles(t, func() error { // the history is written after the snapshot is gone
+	eventually(t, patience, func() error { // the history is written after the snapshot is gone
 		if out := l.ok("diagnostics", "events", "kept"); !strings.Contains(out, first+" removed: it was beyond snapshots.max_per_sandbox") {
 			return fmt.Errorf("events of the source:\n%s", out)
 		}

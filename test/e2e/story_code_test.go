@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -120,7 +121,7 @@ func (l *lab) interrupts(id string) {
 		l.Fatal(err)
 	}
 	begun := make([]byte, len("begun\n"))
-	if _, err := out.Read(begun); err != nil || string(begun) != "begun\n" {
+	if _, err := io.ReadFull(out, begun); err != nil || string(begun) != "begun\n" {
 		l.Errorf("%q, %v", begun, err)
 	}
 	start := time.Now()

@@ -124,7 +124,8 @@ type result struct {
 	code        int
 }
 
-// patience is how long one command line may take before it counts as hung.
+// patience is how long one command line, or what the daemon does by itself, may take before it counts
+// as hung: how soon it is done proves nothing.
 const patience = 60 * time.Second
 
 // ctl runs sandboxctl to its end.

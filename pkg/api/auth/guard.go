@@ -35,6 +35,7 @@ type Config struct {
 	ExternalHost string
 	// RequestsPerSecond is how many requests one client may send; 0: no bound.
 	RequestsPerSecond int
+	Now               func() time.Time // nil: time.Now
 }
 
 // A Guard knows the API keys and what they open. Make one with New.
@@ -47,7 +48,10 @@ type Guard struct {
 
 // New makes a Guard. It fails if the keys of the store cannot be read.
 func New(c Config) (*Guard, error) {
-	g := &Guard{insecure: c.Insecure, rates: rates{perSecond: c.RequestsPerSecond, of: map[string]*rate.Limiter{}}}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	g := &Guard{insecure: c.Insecure, rates: rates{perSecond: c.RequestsPerSecond, now: c.Now, of: map[string]*rate.Limiter{}}}
 	g.external, _, _ = strings.Cut(c.ExternalHost, "/")
 	var err error
 	if g.keys, err = newKeyring(c.Keys, c.Store); err != nil {

@@ -14,6 +14,7 @@ import (
 // rates bounds how many requests each client may send, in a second and at once.
 type rates struct {
 	perSecond int // 0: no bound
+	now       func() time.Time
 	mu        sync.Mutex
 	of        map[string]*rate.Limiter // guarded by mu
 }
@@ -27,12 +28,13 @@ func (l *rates) allow(client string) error {
 	if l.perSecond == 0 {
 		return nil
 	}
+	now := l.now()
 	l.mu.Lock()
 	lim := l.of[client]
 	if lim == nil {
 		if len(l.of) >= maxRates {
 			for c, old := range l.of {
-				if old.Tokens() >= float64(l.perSecond) {
+				if old.TokensAt(now) >= float64(l.perSecond) {
 					delete(l.of, c)
 				}
 			}
@@ -41,12 +43,12 @@ func (l *rates) allow(client string) error {
 		l.of[client] = lim
 	}
 	l.mu.Unlock()
-	turn := lim.Reserve()
-	wait := turn.Delay()
+	turn := lim.ReserveN(now, 1)
+	wait := turn.DelayFrom(now)
 	if wait == 0 {
 		return nil
 	}
-	turn.Cancel()
+	turn.CancelAt(now)
 	err := errs.New(errs.Exhausted, "%s sends more than %s per second, the limit of each client "+
 		"(limits.requests_per_second); try again in %s", client, errs.Count(l.perSecond, "request", "requests"),
 		wait.Round(time.Millisecond))

@@ -360,6 +360,8 @@ func ping(args []string) (string, error) {
 	if err := syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit); err != nil {
 		return "", err
 	}
-	_, _, err = syscall.Recvfrom(fd, make([]byte, 64), 0)
+	for err = syscall.EINTR; err == syscall.EINTR; { // a signal of Go's scheduler ends a call that has a limit (signal(7))
+		_, _, err = syscall.Recvfrom(fd, make([]byte, 64), 0)
+	}
 	return "", err
 }
