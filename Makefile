@@ -107,6 +107,11 @@ $(BUILD)/man/sandboxctl.1: $(wildcard internal/cli/*.go internal/cli/*/*.go cmd/
 	@rm -rf $(BUILD)/man
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) MAN_DIR=$(BUILD)/man $(GO) test -count=1 -trimpath -vet=off -run '^TestManual$$' ./internal/cli ./cmd/sandboxd || { rm -rf $(BUILD)/man; exit 1; }
 
+.PHONY: sbom
+sbom: build ## write build/sbom.cdx.json: what is in the programs, and in the archives IMAGES
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/sandboxd sbom -o $(BUILD)/sbom.cdx.json $(addprefix --image ,$(IMAGES)) \
+	  $(addprefix --program $(BIN)/,sandboxd sandboxctl sandboxd-runc runsc agent/sandbox-agent)
+
 .PHONY: images
 images: deps build ## build all images and write them to build/images, for hosts without a network
 	@scripts/images.sh
