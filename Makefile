@@ -10,9 +10,18 @@ LDFLAGS := -s -w -X github.com/sandboxd/sandboxd/internal/release.described=$(sh
              git describe --tags --match 'v[0-9]*' --always --long --dirty 2>/dev/null)
 GO      := go
 
+# MODULES=DIR takes Go modules from the archive of `make vendor-archive` and from nowhere else. The
+# go command still checks each against go.sum.
+ifdef MODULES
+export GOPROXY     := file://$(abspath $(MODULES))
+export GOSUMDB     := off
+export GOTOOLCHAIN := local
+export GONOPROXY   := none
+endif
+
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 .PHONY: go
 go:
@@ -106,6 +115,15 @@ $(BUILD)/man/sandboxctl.1: $(wildcard internal/cli/*.go internal/cli/*/*.go cmd/
 	@$(MAKE) go
 	@rm -rf $(BUILD)/man
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) MAN_DIR=$(BUILD)/man $(GO) test -count=1 -trimpath -vet=off -run '^TestManual$$' ./internal/cli ./cmd/sandboxd || { rm -rf $(BUILD)/man; exit 1; }
+
+.PHONY: vendor-archive
+vendor-archive: go ## write all Go modules into build/modules.tar.zst, for make build MODULES=DIR without a network
+	@scripts/vendor-archive.sh $(BUILD)/modules.tar.zst
+
+.PHONY: sbom
+sbom: build ## write build/sbom.cdx.json: what is in the programs, and in the archives IMAGES
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/sandboxd sbom -o $(BUILD)/sbom.cdx.json $(addprefix --image ,$(IMAGES)) \
+	  $(addprefix --program $(BIN)/,sandboxd sandboxctl sandboxd-runc runsc agent/sandbox-agent)
 
 .PHONY: images
 images: deps build ## build all images and write them to build/images, for hosts without a network

@@ -17,10 +17,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/release"
+	"github.com/sandboxd/sandboxd/internal/sbom"
 )
 
 func main() {
-	confine.Main(daemon.Confined())
+	verbs := daemon.Confined()
+	verbs[sbom.ReadVerb] = sbom.Read
+	confine.Main(verbs)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	root := command()
@@ -47,7 +50,8 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), configCommand(), doctorCommand(), restoreCommand(), supportCommand(), teardownCommand())
+	root.AddCommand(serveCommand(), configCommand(), doctorCommand(), restoreCommand(), sbomCommand(),
+		supportCommand(), teardownCommand())
 	return root
 }
 

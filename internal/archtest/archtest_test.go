@@ -34,7 +34,7 @@ var layers = [][]string{
 		"internal/manual", "internal/metrics", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image",
 		"pkg/agent", "pkg/store", "pkg/publish",
 	},
-	3: {"pkg/sandbox", "pkg/secrets", "internal/backup"},
+	3: {"pkg/sandbox", "pkg/secrets", "internal/backup", "internal/sbom"},
 	4: {"pkg/expiry", "pkg/health", "pkg/idle", "pkg/retention", "pkg/admission", "pkg/fork", "pkg/pools", "pkg/validity", "pkg/pressure"},
 	5: {"pkg/api", "api"},
 	6: {"pkg/client", "internal/config"},
@@ -57,6 +57,7 @@ var walls = []struct {
 	{"github.com/coreos/go-iptables", []string{"pkg/egress"}, "one owner of the chains"},
 	{"github.com/google/nftables", []string{"pkg/egress", "internal/hosttest"}, "one owner of the lock; tests see that it is gone"},
 	{"github.com/containerd/cgroups", []string{"pkg/cgroups"}, "two libraries never write one cgroup"},
+	{"github.com/CycloneDX", []string{"internal/sbom"}, "one place knows the form of a bill of materials"},
 	{"go.etcd.io/bbolt", []string{"pkg/store"}, "one owner of the schema"},
 	{"github.com/opencontainers/runc", []string{"cmd/sandboxd-runc"}, "libcontainer is cgo, and its init re-executes the binary that " +
 		"links it"},

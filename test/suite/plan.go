@@ -65,6 +65,7 @@ var costs = map[string]int{
 	"lint":                                  900,
 	"unit":                                  890,
 	"test/vm TestStory/service":             1100,
+	"test/offline":                          1800,
 	"test/vm TestStory/neighbours":          700,
 	"test/vm TestStory/pools":               1300,
 	"test/vm TestStory/limits":              450,
@@ -105,6 +106,7 @@ var images = map[string]string{
 // onHost are jobs that need the real host's network.
 var onHost = map[string]bool{
 	"test/fixtures":                 true, // downloads
+	"test/offline":                  true, // downloads Go modules
 	"pkg/image":                     true, // builds an image of Debian packages
 	"test/documents TestQuickstart": true, // it tries what a user does on a host
 }
