@@ -47,7 +47,8 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), configCommand(), doctorCommand(), restoreCommand(), supportCommand(), teardownCommand())
+	root.AddCommand(serveCommand(), bundleCommand(), configCommand(), doctorCommand(), restoreCommand(), supportCommand(),
+		teardownCommand())
 	return root
 }
 
