@@ -33,7 +33,7 @@ func bundleCommand() *cobra.Command {
 		Example: `  sandboxd bundle create -o sandboxd-1.2.0.bundle --key sandboxd.key --image base.tar
   sandboxd bundle verify sandboxd-1.2.0.bundle`,
 	}
-	cmd.AddCommand(bundleCreateCommand(), bundleVerifyCommand(), bundleShowCommand(), bundleDiffCommand())
+	cmd.AddCommand(bundleCreateCommand(), bundleVerifyCommand(), bundleShowCommand(), bundleDiffCommand(), bundleInstallCommand())
 	return cmd
 }
 
@@ -169,9 +169,13 @@ func (in inputs) sources() (all []bundle.Source, err error) {
 
 // bundleFlags adds the flags of a command that reads bundles.
 func bundleFlags(cmd *cobra.Command) (keys *[]string, format *string) {
-	keys = cmd.Flags().StringArray("key", []string{bundleKey}, "public key of minisign that is trusted, or a file with one")
+	keys = keyFlag(cmd)
 	format = cmd.Flags().StringP("output", "o", "table", "output format: table or json")
 	return keys, format
+}
+
+func keyFlag(cmd *cobra.Command) *[]string {
+	return cmd.Flags().StringArray("key", []string{bundleKey}, "public key of minisign that is trusted, or a file with one")
 }
 
 func knownFormat(format string) error {
@@ -181,14 +185,21 @@ func knownFormat(format string) error {
 	return nil
 }
 
-func openBundle(ctx context.Context, file string, given []string) (*bundle.Bundle, error) {
-	var keys []bundle.Key
+func readKeys(given []string) (keys []bundle.Key, err error) {
 	for _, one := range given {
 		k, err := bundle.ReadKey(one)
 		if err != nil {
 			return nil, err
 		}
 		keys = append(keys, k)
+	}
+	return keys, nil
+}
+
+func openBundle(ctx context.Context, file string, given []string) (*bundle.Bundle, error) {
+	keys, err := readKeys(given)
+	if err != nil {
+		return nil, err
 	}
 	return bundle.Open(ctx, file, keys)
 }

@@ -37,8 +37,8 @@ var layers = [][]string{
 	3: {"pkg/sandbox", "pkg/secrets", "internal/backup"},
 	4: {"pkg/expiry", "pkg/health", "pkg/idle", "pkg/retention", "pkg/admission", "pkg/fork", "pkg/pools"},
 	5: {"pkg/api", "api"},
-	6: {"pkg/client", "internal/config"},
-	7: {"internal/doctor", "internal/bundle", "internal/cli"},
+	6: {"pkg/client", "internal/config", "internal/bundle"},
+	7: {"internal/doctor", "internal/cli", "internal/appliance"},
 	8: {"internal/daemon", "internal/daemontest", "internal/support"},
 	9: {"cmd", "test"},
 }
