@@ -111,6 +111,10 @@ $(BUILD)/man/sandboxctl.1: $(wildcard internal/cli/*.go internal/cli/*/*.go cmd/
 images: deps build ## build all images and write them to build/images, for hosts without a network
 	@scripts/images.sh
 
+.PHONY: bundle
+bundle: build ## sign one file with build/packages and build/images, for hosts without a network; KEY=SECRETKEY
+	@scripts/bundle.sh "$(KEY)" $(FORMS)
+
 .PHONY: test-vm
 test-vm: deps build ## install and break the service in emulated machines; STORIES="service power" selects stories
 	@scripts/test-vm.sh $(STORIES)
