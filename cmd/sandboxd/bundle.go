@@ -327,7 +327,8 @@ func bundleDiffCommand() *cobra.Command {
 		Use:   "diff OLD NEW",
 		Short: "Print which packages, images and files differ between two bundles",
 		Long: `Print which packages, images and files were added, removed or changed from the bundle OLD to the
-bundle NEW. The signatures of both are checked. The form of the JSON is stable.`,
+bundle NEW. If both have bills of materials, print the versions of what is in programs and images,
+too. The signatures of both are checked. The form of the JSON is stable.`,
 		Example: `  sandboxd bundle diff sandboxd-1.1.0.bundle sandboxd-1.2.0.bundle`,
 		Args:    cobra.ExactArgs(2),
 	}
@@ -345,23 +346,55 @@ bundle NEW. The signatures of both are checked. The form of the JSON is stable.`
 			defer b.Close()
 			both = append(both, b)
 		}
-		changes := bundle.Diff(&both[0].Manifest, &both[1].Manifest)
+		d := difference{both[0].Version, both[1].Version, bundle.Diff(&both[0].Manifest, &both[1].Manifest), nil}
+		if both[0].Has(bundle.SBOM) && both[1].Has(bundle.SBOM) {
+			old, err := both[0].Inventory(cmd.Context())
+			if err != nil {
+				return fmt.Errorf("bundle diff: %w", err)
+			}
+			next, err := both[1].Inventory(cmd.Context())
+			if err != nil {
+				return fmt.Errorf("bundle diff: %w", err)
+			}
+			d.Components = bundle.DiffParts(old, next)
+		}
 		if *format == "json" {
-			return text.JSON(cmd.OutOrStdout(), map[string]any{
-				"old_version": both[0].Version, "new_version": both[1].Version, "changes": changes,
-			})
+			return text.JSON(cmd.OutOrStdout(), d)
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "sandboxd %s to %s\n", both[0].Version, both[1].Version)
-		var rows [][]string
-		for _, c := range changes {
-			rows = append(rows, []string{
-				c.Change, c.Kind, c.Name, state(c.Old, memberVersion), state(c.New, memberVersion),
-				state(c.Old, memberSize), state(c.New, memberSize),
-			})
-		}
-		return text.Table(cmd.OutOrStdout(), []string{"CHANGE", "KIND", "NAME", "OLD", "NEW", "OLD SIZE", "NEW SIZE"}, rows)
+		return d.print(cmd.OutOrStdout())
 	}
 	return cmd
+}
+
+// difference is what bundle diff prints.
+type difference struct {
+	Old        string              `json:"old_version"`
+	New        string              `json:"new_version"`
+	Changes    []bundle.Change     `json:"changes"`
+	Components []bundle.PartChange `json:"components"` // null if a bundle has no bill of materials
+}
+
+func (d difference) print(w io.Writer) error {
+	fmt.Fprintf(w, "sandboxd %s to %s\n", d.Old, d.New)
+	var rows [][]string
+	for _, c := range d.Changes {
+		rows = append(rows, []string{
+			c.Change, c.Kind, c.Name, state(c.Old, memberVersion), state(c.New, memberVersion),
+			state(c.Old, memberSize), state(c.New, memberSize),
+		})
+	}
+	err := text.Table(w, []string{"CHANGE", "KIND", "NAME", "OLD", "NEW", "OLD SIZE", "NEW SIZE"}, rows)
+	if err != nil || d.Components == nil {
+		return err
+	}
+	rows = nil
+	for _, c := range d.Components {
+		rows = append(rows, []string{
+			c.Change, cmp.Or(c.In, "-"), c.Name, cmp.Or(strings.Join(c.Old, " "), "-"), cmp.Or(strings.Join(c.New, " "), "-"),
+		})
+	}
+	fmt.Fprintln(w)
+	return text.Table(w, []string{"CHANGE", "IN", "COMPONENT", "OLD", "NEW"}, rows)
 }
 
 func memberVersion(m bundle.Member) string { return cmp.Or(m.Version, m.SHA256[:12]) }

@@ -47,7 +47,9 @@ func TestBundle(t *testing.T) {
 	for name, content := range map[string]string{
 		"key.pub": string(publicText), "key.sec": string(secretText), "verifier": "#!/bin/sh\n",
 		"sandboxd_1.0.0_all.deb": "one", "sandboxd_1.1.0_all.deb": "two, larger",
-		"base.tar": strings.Repeat("image", 2000), "docs/a.md": "A", "docs/b/c.md": "C", "sbom.json": "{}",
+		"base.tar": strings.Repeat("image", 2000), "docs/a.md": "A", "docs/b/c.md": "C",
+		"sbom.json":     `{"components":[{"name":"base","components":[{"name":"bash","version":"2","purl":"pkg:deb/debian/bash@2"}]}]}`,
+		"old/sbom.json": `{"components":[{"name":"base","components":[{"name":"bash","version":"1","purl":"pkg:deb/debian/bash@1"}]}]}`,
 	} {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(content), 0o644)); err != nil {
 			t.Fatal(err)
@@ -63,7 +65,7 @@ func TestBundle(t *testing.T) {
 			t.Fatalf("create: %q, %v", out, err)
 		}
 	}
-	make("1.0.0", "--commit", "0123abc")
+	make("1.0.0", "--commit", "0123abc", "--sbom", "old/sbom.json")
 	make("1.1.0", "--image", "base.tar", "--sbom", "sbom.json")
 
 	holds := func(out string, err error, words ...string) {
@@ -93,12 +95,12 @@ func TestBundle(t *testing.T) {
 		Version string
 		Members []struct{ Name, SHA256 string }
 	}
-	if err := errors.Join(err, json.Unmarshal([]byte(out), &shown)); err != nil || shown.Version != "1.0.0" || len(shown.Members) != 4 {
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &shown)); err != nil || shown.Version != "1.0.0" || len(shown.Members) != 5 {
 		t.Errorf("%s: %v", out, err)
 	}
 	out, err = run("bundle", "diff", "1.0.0.bundle", "1.1.0.bundle", "--key", "key.pub")
 	holds(out, err, "sandboxd 1.0.0 to 1.1.0", "changed package sandboxd 1.0.0 1.1.0 3B 11B", "added image images/base.tar - ",
-		"added sbom sbom/sbom.json")
+		"changed sbom sbom/sbom.json", "changed base deb bash 1 2")
 	if strings.Contains(out, "README") {
 		t.Errorf("what did not change is in:\n%s", out)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"aead.dev/minisign"
@@ -95,6 +96,11 @@ func open(ctx context.Context, f *os.File, keys []Key) (*Bundle, error) {
 
 // Close closes the file.
 func (b *Bundle) Close() error { return b.file.Close() }
+
+// Has reports whether the bundle has a member of this kind.
+func (m *Manifest) Has(kind string) bool {
+	return slices.ContainsFunc(m.Members, func(f Member) bool { return f.Kind == kind })
+}
 
 // Host is what a bundle is meant for.
 type Host struct {

@@ -1,13 +1,18 @@
 package bundle
 
 import (
+	"crypto/rand"
 	"encoding/base64"
+	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
@@ -131,5 +136,43 @@ func TestPrelude(t *testing.T) {
 	}
 	if out, err := shell(t, "sh", file, []string{"PATH=/nowhere"}); err == nil || !strings.Contains(out, "lacks the programs head tail") {
 		t.Errorf("without programs: %q, %v", out, err)
+	}
+}
+
+// TestDiskFull: files that do not fit are not left half, and the message names the directory.
+func TestDiskFull(t *testing.T) {
+	hosttest.Root(t)
+	by := newSigner(t)
+	p := planOf(t, by.secret)
+	big := put(t, filepath.Join(t.TempDir(), "big"), strings.Repeat("0123456789", 20_000), 0o644)
+	p.Sources = append(p.Sources, Source{Member: Member{Name: "zzz", Kind: File}, Path: big})
+	path := filepath.Join(t.TempDir(), "test.bundle")
+	if err := Create(t.Context(), path, p); err != nil {
+		t.Fatal(err)
+	}
+	full := t.TempDir()
+	if err := unix.Mount("tmpfs", full, "tmpfs", 0, "size=100k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(full, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	var noise strings.Builder
+	if _, err := io.CopyN(&noise, rand.Reader, 200_000); err != nil {
+		t.Fatal(err)
+	}
+	b := mustOpen(t, path, by.public)
+	out := filepath.Join(full, "out")
+	if err := b.Extract(t.Context(), out, all); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "extract zzz to "+out) {
+		t.Errorf("extracted to a full disk: %v", err)
+	}
+	p.Verifier = put(t, filepath.Join(t.TempDir(), "noise"), noise.String(), 0o755)
+	if err := Create(t.Context(), filepath.Join(full, "x"), p); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("created on a full disk: %v", err)
+	}
+	if left := tree(t, full); len(left) > 0 {
+		t.Errorf("left %q", left)
 	}
 }
