@@ -176,3 +176,24 @@ func TestDiskFull(t *testing.T) {
 		t.Errorf("left %q", left)
 	}
 }
+
+// TestNoExec: the prelude leaves a directory that forbids programs, and takes the next one.
+func TestNoExec(t *testing.T) {
+	hosttest.Root(t)
+	hard := t.TempDir()
+	if err := unix.Mount("tmpfs", hard, "tmpfs", unix.MS_NOEXEC, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(hard, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	out, err := shell(t, "sh", create(t, newSigner(t)), []string{"TMPDIR=" + hard})
+	if err != nil || out != "ran bundle install ./test.bundle\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	if left := tree(t, hard); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
+}
