@@ -138,6 +138,10 @@ packager: go
 packages: build packager ## write .deb and .rpm of the programs and of build/images to build/packages; ARCH=arm64
 	@scripts/packages.sh $(or $(ARCH),$(shell $(GO) env GOARCH))
 
+.PHONY: bundle
+bundle: build ## sign one file with build/packages and build/images, for hosts without a network; KEY=SECRETKEY
+	@scripts/bundle.sh "$(KEY)" $(FORMS)
+
 .PHONY: test-vm
 test-vm: deps build ## install and break the service in emulated machines; STORIES="service power" selects stories
 	@scripts/test-vm.sh $(STORIES)

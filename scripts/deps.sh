@@ -17,6 +17,7 @@ if [ "${1:-}" = test ]; then
     podman runc              # tests exchange images with podman, and have runc check a bundle
     xfsprogs                 # a pool on xfs
     rpm cpio lintian rpmlint # judges of the packages
+    minisign                 # a second reader of bundles' signatures
     qemu-system-x86 qemu-utils e2fsprogs # whole machines (test/vm)
   )
   # Any release of these will do, also one that is no Debian package.

@@ -50,7 +50,7 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), configCommand(), doctorCommand(), restoreCommand(), sbomCommand(),
+	root.AddCommand(serveCommand(), bundleCommand(), configCommand(), doctorCommand(), restoreCommand(), sbomCommand(),
 		supportCommand(), teardownCommand())
 	return root
 }

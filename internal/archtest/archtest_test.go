@@ -37,8 +37,8 @@ var layers = [][]string{
 	3: {"pkg/sandbox", "pkg/secrets", "internal/backup", "internal/sbom"},
 	4: {"pkg/expiry", "pkg/health", "pkg/idle", "pkg/retention", "pkg/admission", "pkg/fork", "pkg/pools", "pkg/validity", "pkg/pressure"},
 	5: {"pkg/api", "api"},
-	6: {"pkg/client", "internal/config"},
-	7: {"internal/doctor", "internal/cli"},
+	6: {"pkg/client", "internal/config", "internal/bundle"},
+	7: {"internal/doctor", "internal/cli", "internal/appliance"},
 	8: {"internal/daemon", "internal/daemontest", "internal/support"},
 	9: {"cmd", "test"},
 }
@@ -64,6 +64,7 @@ var walls = []struct {
 	{"github.com/spf13/cobra", []string{"internal/cli", "cmd/sandboxd", "internal/manual"}, "flags are the programs' business"},
 	{"github.com/miekg/dns", []string{"pkg/egress/names"}, "hostile DNS is parsed in one place, in a child"},
 	{"github.com/pelletier/go-toml", []string{"internal/config", "internal/doctor", "pkg/image"}, "what is not TOML on disk is JSON"},
+	{"aead.dev/minisign", []string{"internal/bundle"}, "one place says which signatures count"},
 	{"github.com/google/go-containerregistry/pkg/v1/remote", []string{"pkg/image/registry"}, "one place speaks to registries"},
 	{"github.com/coreos/go-systemd", []string{"internal/systemd"}, "a host without systemd must do as well"},
 	{"github.com/godbus/dbus", []string{"internal/systemd"}, "a host without systemd must do as well"},

@@ -1,0 +1,195 @@
+package appliance
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// debian is dpkg. It is asked and not apt: a host without a network may have no apt, and apt plans
+// with packages that its lists name and that nobody can fetch.
+type debian struct{}
+
+func (debian) form() string { return ".deb" }
+
+func (debian) install(ctx context.Context, files []string, _ bool, out io.Writer) error {
+	return run(ctx, out, "dpkg", append([]string{"--force-confdef", "--force-confold", "--install"}, files...)...)
+}
+
+// run runs a program that no signal to this one ends halfway: dpkg would leave a host that needs care.
+func run(ctx context.Context, out io.Writer, program string, args ...string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal signals groups
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w", program, err)
+	}
+	return nil
+}
+
+// ask returns what a program prints.
+func ask(ctx context.Context, program string, args ...string) ([]byte, error) {
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", program, err, bytes.TrimSpace(said.Bytes()))
+	}
+	return out, nil
+}
+
+// control is the fields of a package that say what it needs and what it is.
+type control struct{ name, version, depends, provides string }
+
+// controlForm makes dpkg-query and dpkg-deb print a control in a line. A field has no tab.
+const controlForm = "${Package}\t${Version}\t${Pre-Depends}, ${Depends}\t${Provides}\n"
+
+func controls(out []byte) (all []control) {
+	for line := range strings.Lines(string(out)) {
+		if f := strings.Split(strings.TrimSuffix(line, "\n"), "\t"); len(f) == 4 {
+			all = append(all, control{f[0], f[1], f[2], f[3]})
+		}
+	}
+	return all
+}
+
+// lacks compares the dependencies of files with what is installed.
+func (debian) lacks(ctx context.Context, files []string) (missing []string, err error) {
+	out, err := ask(ctx, "dpkg-query", "--show", "--showformat", "${db:Status-Status}\t"+controlForm)
+	if err != nil {
+		return nil, err
+	}
+	var installed bytes.Buffer
+	for line := range bytes.Lines(out) {
+		if rest, ok := bytes.CutPrefix(line, []byte("installed\t")); ok {
+			installed.Write(rest)
+		}
+	}
+	present := controls(installed.Bytes())
+	var ours []control
+	for _, file := range files {
+		out, err := ask(ctx, "dpkg-deb", "--show", "--showformat", controlForm, file)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range controls(out) {
+			present = slices.DeleteFunc(present, func(p control) bool { return p.name == c.name })
+			ours = append(ours, c)
+		}
+	}
+	present = append(present, ours...)
+	for _, c := range ours {
+		for need := range strings.SplitSeq(c.depends, ",") {
+			need = strings.Join(strings.Fields(need), " ")
+			if need == "" {
+				continue
+			}
+			ok, err := met(ctx, need, present)
+			if err != nil {
+				return nil, err
+			}
+			if text := strings.ReplaceAll(need, " | ", " or "); !ok && !slices.Contains(missing, text) {
+				missing = append(missing, text)
+			}
+		}
+	}
+	return missing, nil
+}
+
+// relation matches a dependency: deb-control(5), "name:arch (>= 1.0)".
+var relation = regexp.MustCompile(`^([a-z0-9][a-z0-9+.-]*)(?::[a-z0-9-]+)?(?: \((<<|<=|=|>=|>>) ([^\s)]+)\))?$`)
+
+// met reports whether one of the alternatives of need is present.
+func met(ctx context.Context, need string, present []control) (bool, error) {
+	for alternative := range strings.SplitSeq(need, "|") {
+		m := relation.FindStringSubmatch(strings.TrimSpace(alternative))
+		if m == nil {
+			return false, fmt.Errorf("the dependency %q of a package cannot be read: the package is damaged", need)
+		}
+		for _, p := range present {
+			for _, version := range p.versions(m[1]) {
+				ok, err := suffices(ctx, version, m[2], m[3])
+				if ok || err != nil {
+					return ok, err
+				}
+			}
+		}
+	}
+	return false, nil
+}
+
+// versions are those in which p has the package name: its own, and that of what it provides, which
+// may be "".
+func (p control) versions(name string) (all []string) {
+	if p.name == name {
+		all = append(all, p.version)
+	}
+	for provided := range strings.SplitSeq(p.provides, ",") {
+		if m := relation.FindStringSubmatch(strings.Join(strings.Fields(provided), " ")); m != nil && m[1] == name {
+			all = append(all, m[3])
+		}
+	}
+	return all
+}
+
+func suffices(ctx context.Context, version, op, want string) (bool, error) {
+	if op == "" {
+		return true, nil
+	}
+	if version == "" {
+		return false, nil // provided without a version: Debian's policy, 7.5
+	}
+	err := exec.CommandContext(ctx, "dpkg", "--compare-versions", version, op, want).Run()
+	if e, ok := errors.AsType[*exec.ExitError](err); ok && e.ExitCode() == 1 {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// rpm is RPM.
+type rpm struct{}
+
+func (rpm) form() string { return ".rpm" }
+
+func (rpm) install(ctx context.Context, files []string, older bool, out io.Writer) error {
+	return run(ctx, out, "rpm", append(rpmFlags(older), files...)...)
+}
+
+func rpmFlags(older bool) []string {
+	if older {
+		return []string{"--upgrade", "--replacepkgs", "--oldpackage"}
+	}
+	return []string{"--upgrade", "--replacepkgs"}
+}
+
+// needed matches what rpm says about a dependency that is not met.
+var needed = regexp.MustCompile(`(?m)^\s+(.+) is needed by `)
+
+func (rpm) lacks(ctx context.Context, files []string) (missing []string, err error) {
+	args := append([]string{"--test"}, append(rpmFlags(true), files...)...)
+	cmd := exec.CommandContext(ctx, "rpm", args...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	said, err := cmd.CombinedOutput()
+	for _, m := range needed.FindAllSubmatch(said, -1) {
+		if text := string(m[1]); !slices.Contains(missing, text) {
+			missing = append(missing, text)
+		}
+	}
+	if err != nil && missing == nil {
+		return nil, fmt.Errorf("rpm --test: %w: %s", err, bytes.TrimSpace(said))
+	}
+	return missing, nil
+}
