@@ -103,6 +103,11 @@ var rooms = map[string]map[string][]string{
 		"registry/registrytest": {},
 		".":                     {"archive", "registry"},
 	},
+	"internal/backup": {
+		"target":            {}, // where backups are kept
+		"target/targettest": {"target"},
+		".":                 {},
+	},
 	"pkg/oci": {
 		".":                 {},
 		"launch":            {},
