@@ -106,7 +106,8 @@ var rooms = map[string]map[string][]string{
 	"internal/backup": {
 		"target":            {}, // where backups are kept
 		"target/targettest": {"target"},
-		".":                 {},
+		".":                 {"target"},
+		"schedule":          {".", "target"}, // on a timer
 	},
 	"pkg/oci": {
 		".":                 {},

@@ -93,6 +93,10 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 	l.RxBytes, l.TxBytes, l.RxPackets, l.TxPackets = t.RxBytes, t.TxBytes, t.RxPackets, t.TxPackets
 	q, err := d.egress.QueueCounts()
 	l.QueueWaiting, l.QueueOverflowed, l.QueueLost = q.Waiting, q.Overflowed, q.Lost
+	if k := d.backups; k != nil {
+		good := k.Status().Backup.Good
+		l.Backup = metrics.Backup{Every: k.Every, Good: good.Time, Bytes: good.Bytes, Failed: k.Failures()}
+	}
 	return l, err
 }
 

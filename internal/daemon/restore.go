@@ -15,20 +15,31 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/backup"
+	"github.com/sandboxd/sandboxd/internal/backup/schedule"
+	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/durable"
+	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 func stateFile(cfg *config.Config) string { return filepath.Join(cfg.StateDir, "sandboxd.db") }
 
+func placeOf(cfg *config.Config) backup.Place {
+	return backup.Place{Instance: cfg.Instance.String(), AddressPool: cfg.Network.Pool.String()}
+}
+
 // Restore replaces the state by that of a backup, and keeps the present state beside
-// it. No daemon of the instance may run. It writes to out what it did.
+// it. No daemon of the instance may run. It writes to out what it did. One of ids opens an
+// encrypted backup.
 //
 // The daemon that then starts sweeps nothing until AcceptRestored: the host may have
 // sandboxes and disks that were made after the backup.
-func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) (err error) {
+func Restore(_ context.Context, cfg *config.Config, r io.Reader, ids backup.Identities, out io.Writer) (err error) {
 	locks, err := claim(cfg)
 	if err != nil {
 		return fmt.Errorf("restore: %w", stopped(err))
@@ -41,7 +52,7 @@ func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) 
 			err = errors.Join(err, rerr)
 		}
 	}()
-	m, err := unpack(cfg, r, tmp)
+	m, err := backup.Unpack(r, ids, tmp, placeOf(cfg))
 	if err != nil {
 		return fmt.Errorf("restore: %w; the present state is unchanged", noRoom(err))
 	}
@@ -69,6 +80,29 @@ and keeps disks without a record in lost+found for a day.`)
 	return nil
 }
 
+// RestoreFrom is Restore with a backup on the target of the configuration: the newest of this
+// host (target.Latest), or the one of that name.
+func RestoreFrom(ctx context.Context, cfg *config.Config, name string, ids backup.Identities, out io.Writer) error {
+	to, err := cfg.Backup.Open()
+	if err == nil && to == nil {
+		err = schedule.Unconfigured()
+	}
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	b, err := target.Find(ctx, to, ownerOf(cfg), name)
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	r, err := target.Open(ctx, to, b.Name)
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	defer r.Close() //nolint:errcheck // read only
+	fmt.Fprintf(out, "reading %s from %s\n", b.Name, to)
+	return Restore(ctx, cfg, r, ids, out)
+}
+
 // AcceptRestored lets the next daemon sweep what is not in a restored state.
 func AcceptRestored(ctx context.Context, cfg *config.Config, out io.Writer) error {
 	locks, err := claim(cfg)
@@ -89,30 +123,6 @@ func AcceptRestored(ctx context.Context, cfg *config.Config, out io.Writer) erro
 		fmt.Fprintf(out, "accepted: %s\n", what)
 	}
 	return err
-}
-
-// unpack writes the store of a backup to path, synced. It refuses a backup of another
-// instance.
-func unpack(cfg *config.Config, r io.Reader, path string) (m backup.Manifest, err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return m, err
-	}
-	m, err = backup.Read(r, f)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return m, err
-	}
-	if m.Instance != cfg.Instance.String() {
-		return m, fmt.Errorf("the backup is of instance %q, and this is instance %q: use --config with the configuration of the backup's "+
-			"instance", m.Instance, cfg.Instance)
-	}
-	if pool := cfg.Network.Pool.String(); m.AddressPool != pool {
-		return m, fmt.Errorf("the backup's sandboxes have addresses of %s, and network.address_pool is %s: set it to that of the backup",
-			m.AddressPool, pool)
-	}
-	facts, err := store.Examine(path)
-	m.State = facts
-	return m, err
 }
 
 // exchange renames tmp to path. It keeps the previous file under the name returned. At
@@ -145,6 +155,96 @@ func noRoom(err error) error {
 			"space there and try again")
 	}
 	return err
+}
+
+// openBackups makes the keeper of backups, if the configuration names a target for them.
+func openBackups(d *Daemon, version string) error {
+	c := d.cfg.Backup
+	to, err := c.Open()
+	if err != nil || to == nil {
+		return err
+	}
+	recipients, err := backup.ParseRecipients(c.Encrypt)
+	if err != nil {
+		return err
+	}
+	d.backups = schedule.New(schedule.Config{
+		Target:     to,
+		Every:      time.Duration(c.Every),
+		Keep:       schedule.Limits{Count: c.Keep, Age: time.Duration(c.MaxAge)},
+		Recipients: recipients,
+		Owner:      ownerOf(d.cfg),
+		Dir:        d.cfg.StateDir,
+		Take: func(ctx context.Context) (*os.File, error) {
+			f, err := (&system{Daemon: d, version: version}).backup(ctx)
+			return f, noRoom(err)
+		},
+		Log:  d.log,
+		Tell: func(kind, message string) { sandbox.Tell(d.manager, kind, message) },
+	})
+	return nil
+}
+
+// ownerOf is whose backups on a target are this host's.
+func ownerOf(cfg *config.Config) string {
+	host, _ := os.Hostname()
+	return target.Owner(cfg.Instance.String(), host)
+}
+
+var _ api.Backups = backups{}
+
+// backups is a Keeper as the API has it; it may be nil.
+type backups struct{ *schedule.Keeper }
+
+// List lists the backups on the target.
+func (b backups) List(ctx context.Context) (out []wire.Backup, err error) {
+	if b.Keeper == nil {
+		return nil, schedule.Unconfigured()
+	}
+	all, err := b.Keeper.List(ctx)
+	if err != nil {
+		return nil, errs.Wrap(err, errs.Unavailable, "the backups cannot be listed: %v", err)
+	}
+	for _, one := range all {
+		out = append(out, wireBackup(one))
+	}
+	return out, nil
+}
+
+func wireBackup(b target.Backup) wire.Backup {
+	return wire.Backup{Name: b.Name, Owner: b.Owner, TakenAt: b.Taken, Bytes: max(0, b.Bytes), Encrypted: b.Encrypted, Verified: b.Whole}
+}
+
+// Now takes a backup.
+func (b backups) Now(ctx context.Context) (wire.Backup, error) {
+	if b.Keeper == nil {
+		return wire.Backup{}, schedule.Unconfigured()
+	}
+	one, err := b.Backup(ctx)
+	if err != nil {
+		return wire.Backup{}, errs.Wrap(err, errs.Unavailable, "%v", err)
+	}
+	return wireBackup(one), nil
+}
+
+// Status says how the last runs went.
+func (b backups) Status() (wire.BackupStatus, error) {
+	if b.Keeper == nil {
+		return wire.BackupStatus{}, schedule.Unconfigured()
+	}
+	s := b.Keeper.Status()
+	return wire.BackupStatus{
+		Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
+		MaxAgeSeconds: int64(b.Keep.Age.Seconds()), Encrypted: b.Recipients != nil, Backup: wireRun(s.Backup),
+	}, nil
+}
+
+func wireRun(h schedule.History) (r wire.BackupRun) {
+	r.LastGood, r.Name, r.Bytes = spec.Moment(h.Good.Time), h.Good.Name, h.Good.Bytes
+	if !h.Since.IsZero() {
+		r.FailingSince, r.LastTried, r.Error = spec.Moment(h.Since), spec.Moment(h.Last.Time), h.Last.Error
+	}
+	return r
 }
 
 // noSweep says why the sweep may erase nothing; empty: it may.

@@ -1,6 +1,10 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Look is the present state of the host. It is read at every scrape, so every value
 // must be in memory, or in a file of /proc.
@@ -20,6 +24,15 @@ type Look struct {
 	QueueWaiting    int64 // now
 	QueueOverflowed int64 // dropped because the queue was full
 	QueueLost       int64 // dropped because the daemon did not read fast enough
+	Backup          Backup
+}
+
+// Backup is how the backups on a timer go.
+type Backup struct {
+	Every  time.Duration // 0: there is no timer
+	Good   time.Time     // the last that succeeded; zero: none
+	Bytes  int64         // of that
+	Failed uint64        // since the daemon started
 }
 
 // Pool is a pool of ready sandboxes.
@@ -51,6 +64,8 @@ type looker struct {
 
 	members, poolWork, poolSeconds *prometheus.Desc
 
+	backupEvery, backupGood, backupBytes, backupFailed *prometheus.Desc
+
 	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, failed *prometheus.Desc
 }
 
@@ -68,6 +83,12 @@ func newLooker(look func() (Look, error)) *looker {
 			"result"),
 		poolSeconds: d("pool_seconds_total", "How long that took: made members, and creations until their sandboxes ran.", "pool",
 			"result"),
+		backupEvery: d("backup_interval_seconds", "How often a backup is taken; 0 without a timer."),
+		backupGood: d("backup_last_success_timestamp_seconds",
+			"When the last backup began that was stored and read back, in Unix seconds; 0 if there was none."),
+		backupBytes:  d("backup_bytes", "Size of the last backup that was stored and read back."),
+		backupFailed: d("backup_failures_total", "Backups that failed."),
+
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
 		poolUsed:  d("pool_used_bytes", "Used bytes of the storage pool."),
@@ -84,6 +105,7 @@ func newLooker(look func() (Look, error)) *looker {
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		l.members, l.poolWork, l.poolSeconds,
+		l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed,
 		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.failed,
 	} {
 		ch <- d
@@ -135,4 +157,12 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 	gauge(l.waiting, float64(v.QueueWaiting))
 	count(l.dropped, float64(v.QueueOverflowed), "queue")
 	count(l.dropped, float64(v.QueueLost), "socket")
+	good := 0.0
+	if !v.Backup.Good.IsZero() {
+		good = float64(v.Backup.Good.Unix())
+	}
+	gauge(l.backupEvery, v.Backup.Every.Seconds())
+	gauge(l.backupGood, good)
+	gauge(l.backupBytes, float64(v.Backup.Bytes))
+	count(l.backupFailed, float64(v.Backup.Failed))
 }

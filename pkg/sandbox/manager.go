@@ -442,6 +442,9 @@ func Denied(m *Manager, id, what string) {
 	b.Pass(events.Event{Time: now(), Type: events.Denied, ID: id, Name: r.Spec.Name, Message: what})
 }
 
+// Tell tells the readers of events what happened to the host.
+func Tell(m *Manager, kind, message string) { m.life.bus.Tell(kind, message) }
+
 // Deadline is when a sandbox will be erased: when it expires or, if it has ended, after
 // Config.Retain. Zero means never.
 func (m *Manager) Deadline(r record.Record) time.Time { return m.life.due(&r) }
