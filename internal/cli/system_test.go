@@ -221,7 +221,7 @@ func TestBackups(t *testing.T) {
 		}
 	}
 	r = d.run(t, "system", "backups", "status")
-	for _, want := range []string{"/srv/backups, every 24h0m0s\n", "sandboxd-a-box-000001-", "fails since ", "it is\n", `full\x1b`} {
+	for _, want := range []string{"/srv/backups\nbackup  every 24h0m0s; ", "drill   on request; none yet", "sandboxd-a-box-000001-", "fails since ", "it is\n", `full\x1b`} {
 		if r.code != 0 || !strings.Contains(r.out, want) {
 			t.Errorf("%q is missing: %+v", want, r)
 		}

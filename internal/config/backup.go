@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +23,27 @@ type Backup struct {
 	Credentials string `toml:"credentials"`
 	Region      string `toml:"region"`
 	CA          string `toml:"ca"`
+
+	Drill    Duration `toml:"drill"`
+	Identity string   `toml:"identity"`
+}
+
+// Identity is the name of the private key for restore drills among the credentials of the service.
+const Identity = "sandboxd-backup.identity"
+
+// Identities reads the private keys that open encrypted backups; none if none are named.
+func (b *Backup) Identities() (backup.Identities, error) {
+	switch b.Identity {
+	case "":
+		return nil, nil
+	case Identity:
+		dir := os.Getenv("CREDENTIALS_DIRECTORY")
+		if dir == "" {
+			return nil, fmt.Errorf("backup.identity is a credential, and this process is not the service, which has it: name a file")
+		}
+		return backup.ReadIdentities(filepath.Join(dir, Identity))
+	}
+	return backup.ReadIdentities(b.Identity)
 }
 
 // Bounds of the table [backup].
@@ -62,6 +84,16 @@ func (c *Config) validateBackup(bad func(string, ...any)) {
 	if _, err := backup.ParseRecipients(b.Encrypt); err != nil {
 		bad("backup.encrypt: %w", err)
 	}
+	if d := time.Duration(b.Drill); d != 0 && d < minBackupEvery {
+		bad("backup.drill = %s: want at least %s, or 0s for drills on request only", d, minBackupEvery)
+	}
+	if b.Identity != "" && b.Identity != Identity && !filepath.IsAbs(b.Identity) {
+		bad("backup.identity = %q: want an absolute path, or %q for that credential of the service", b.Identity, Identity)
+	}
+	if b.Target != "" && len(b.Encrypt) > 0 && b.Drill != 0 && b.Identity == "" {
+		bad("backup.drill = %s: a drill must open the backup, which is encrypted; name the private key in backup.identity, or set drill "+
+			"to 0s and try backups with `sandboxd restore --check` where the key is", time.Duration(b.Drill))
+	}
 	for key, path := range map[string]string{"credentials": b.Credentials, "ca": b.CA} {
 		if path != "" && !filepath.IsAbs(path) {
 			bad("backup.%s = %q: want an absolute path", key, path)
@@ -88,6 +120,11 @@ func (c *Config) checkBackup(there func(key, path string) bool, bad func(string,
 	found := true
 	for key, path := range map[string]string{"backup.credentials": b.Credentials, "backup.ca": b.CA} {
 		found = (path == "" || there(key, path)) && found
+	}
+	if filepath.IsAbs(b.Identity) && there("backup.identity", b.Identity) {
+		if _, err := b.Identities(); err != nil {
+			bad("backup.identity: %w", err)
+		}
 	}
 	switch {
 	case filepath.IsAbs(b.Target):

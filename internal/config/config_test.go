@@ -68,6 +68,8 @@ func TestBad(t *testing.T) {
 		"[backup]\nkeep = 0":                                         "both 0",
 		"[backup]\nmax_age = '1m'":                                   "at least 1h",
 		"[backup]\nencrypt = ['age1x']":                              "no public key",
+		"[backup]\ndrill = '1s'":                                     "at least 1m",
+		"[backup]\nidentity = 'key'":                                 "absolute path, or",
 		"[backup]\ncredentials = 'key'":                              "absolute path",
 		"[prepared]\nrunsc = 33":                                     "1 to 32",
 		"[limits]\nmax_creating = -1":                                "max_creating",
@@ -380,12 +382,18 @@ func TestBackup(t *testing.T) {
 		text, key string
 		want      string
 	}{
-		"a directory": {"target = '" + dir + "'\nencrypt = ['" + public + "']", "", ""},
+		"a directory": {"target = '" + dir + "'\nencrypt = ['" + public + "']\ndrill = '0s'", "", ""},
+		"a drill":     {"target = '" + dir + "'\nencrypt = ['" + public + "']", "", "name the private key in backup.identity"},
+		"a bad one":   {"target = '" + dir + "'\nidentity = '" + key + "'", "AGE-SECRET-KEY-1hunter2", "no private key"},
+		"credential":  {"target = '" + dir + "'\nencrypt = ['" + public + "']\nidentity = '" + Identity + "'", "", ""},
 		"storage":     {"target = 's3:https://s.example.com/b/p'\ncredentials = '" + key + "'", "user:hunter2", ""},
-		"encrypted":   {"target = 's3:http://s.example.com/b'\nencrypt = ['" + public + "']\ncredentials = '" + key + "'", "u:hunter2", ""},
-		"no key":      {"target = 's3:https://s.example.com/b'", "", "no credentials"},
-		"a bad key":   {"target = 's3:https://s.example.com/b'\ncredentials = '" + key + "'", "hunter2", "ACCESS_KEY:SECRET_KEY"},
-		"a bad ca":    {"target = 's3:https://s.example.com/b'\ncredentials = '" + key + "'\nca = '" + key + "'", "u:hunter2", "PEM"},
+		"encrypted": {
+			"target = 's3:http://s.example.com/b'\nencrypt = ['" + public + "']\ndrill = '0s'\ncredentials = '" + key + "'", "u:hunter2",
+			"",
+		},
+		"no key":    {"target = 's3:https://s.example.com/b'", "", "no credentials"},
+		"a bad key": {"target = 's3:https://s.example.com/b'\ncredentials = '" + key + "'", "hunter2", "ACCESS_KEY:SECRET_KEY"},
+		"a bad ca":  {"target = 's3:https://s.example.com/b'\ncredentials = '" + key + "'\nca = '" + key + "'", "u:hunter2", "PEM"},
 	} {
 		if err := os.WriteFile(key, []byte(c.key), 0o600); err != nil {
 			t.Fatal(err)

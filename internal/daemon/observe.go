@@ -94,8 +94,11 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 	q, err := d.egress.QueueCounts()
 	l.QueueWaiting, l.QueueOverflowed, l.QueueLost = q.Waiting, q.Overflowed, q.Lost
 	if k := d.backups; k != nil {
-		good := k.Status().Backup.Good
-		l.Backup = metrics.Backup{Every: k.Every, Good: good.Time, Bytes: good.Bytes, Failed: k.Failures()}
+		s := k.Status()
+		l.Backup = metrics.Backup{
+			Every: k.Every, Good: s.Backup.Good.Time, Bytes: s.Backup.Good.Bytes, Failed: k.Failures(),
+			DrillGood: s.Drill.Good.Time, DrillFails: !s.Drill.Since.IsZero(),
+		}
 	}
 	return l, err
 }

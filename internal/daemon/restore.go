@@ -19,6 +19,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/durable"
+	"github.com/sandboxd/sandboxd/internal/sealed"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -80,27 +81,38 @@ and keeps disks without a record in lost+found for a day.`)
 	return nil
 }
 
-// RestoreFrom is Restore with a backup on the target of the configuration: the newest of this
-// host (target.Latest), or the one of that name.
-func RestoreFrom(ctx context.Context, cfg *config.Config, name string, ids backup.Identities, out io.Writer) error {
+// OpenBackup opens a backup on the target of the configuration: the newest of this host
+// (target.Latest), or the one of that name. Reading it to its end fails if it was changed.
+func OpenBackup(ctx context.Context, cfg *config.Config, name string) (r io.ReadCloser, found string, err error) {
 	to, err := cfg.Backup.Open()
 	if err == nil && to == nil {
 		err = schedule.Unconfigured()
 	}
 	if err != nil {
-		return fmt.Errorf("restore: %w", err)
+		return nil, "", err
 	}
 	b, err := target.Find(ctx, to, ownerOf(cfg), name)
 	if err != nil {
-		return fmt.Errorf("restore: %w", err)
+		return nil, "", err
 	}
-	r, err := target.Open(ctx, to, b.Name)
+	r, err = target.Open(ctx, to, b.Name)
+	return r, b.Name, err
+}
+
+// CheckBackup does what Restore does in a directory that it then removes, and says what it found.
+// A daemon may run. It needs no state on this host.
+func CheckBackup(ctx context.Context, cfg *config.Config, r io.Reader, ids backup.Identities, out io.Writer) error {
+	trial := trialOf(cfg)
+	m, problems, err := trial.Try(ctx, "", r, ids)
 	if err != nil {
-		return fmt.Errorf("restore: %w", err)
+		return fmt.Errorf("check the backup: %w", noRoom(err))
 	}
-	defer r.Close() //nolint:errcheck // read only
-	fmt.Fprintf(out, "reading %s from %s\n", b.Name, to)
-	return Restore(ctx, cfg, r, ids, out)
+	fmt.Fprintf(out, "ok: the backup that host %q made at %s can be restored: %s, %s\n", m.Host, m.Taken.Format(time.RFC3339),
+		errs.Count(m.State.Sandboxes, "sandbox", "sandboxes"), errs.Count(m.State.Images, "image", "images"))
+	for _, p := range problems {
+		fmt.Fprintln(out, p)
+	}
+	return nil
 }
 
 // AcceptRestored lets the next daemon sweep what is not in a restored state.
@@ -179,10 +191,21 @@ func openBackups(d *Daemon, version string) error {
 			f, err := (&system{Daemon: d, version: version}).backup(ctx)
 			return f, noRoom(err)
 		},
-		Log:  d.log,
-		Tell: func(kind, message string) { sandbox.Tell(d.manager, kind, message) },
+		Trial: trialOf(d.cfg),
+		Log:   d.log,
+		Tell:  func(kind, message string) { sandbox.Tell(d.manager, kind, message) },
 	})
 	return nil
+}
+
+// trialOf is what it takes to try a backup on this host.
+func trialOf(cfg *config.Config) schedule.Trial {
+	return schedule.Trial{
+		Every:      time.Duration(cfg.Backup.Drill),
+		Here:       placeOf(cfg),
+		Identities: cfg.Backup.Identities,
+		Key:        func() (*sealed.Key, error) { return openKey(cfg, false) },
+	}
 }
 
 // ownerOf is whose backups on a target are this host's.
@@ -227,6 +250,21 @@ func (b backups) Now(ctx context.Context) (wire.Backup, error) {
 	return wireBackup(one), nil
 }
 
+// Drill restores the newest backup into a directory of its own.
+func (b backups) Drill(ctx context.Context) (wire.BackupDrill, error) {
+	if b.Keeper == nil {
+		return wire.BackupDrill{}, schedule.Unconfigured()
+	}
+	d, err := b.Keeper.Drill(ctx)
+	if err != nil {
+		return wire.BackupDrill{}, errs.Wrap(err, errs.Unavailable, "%v", err)
+	}
+	return wire.BackupDrill{
+		Backup: wireBackup(d.Backup), Sandboxes: d.State.Sandboxes, Images: d.State.Images, Secrets: d.State.Secrets,
+		TookMillis: d.Took.Milliseconds(),
+	}, nil
+}
+
 // Status says how the last runs went.
 func (b backups) Status() (wire.BackupStatus, error) {
 	if b.Keeper == nil {
@@ -236,6 +274,7 @@ func (b backups) Status() (wire.BackupStatus, error) {
 	return wire.BackupStatus{
 		Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
 		MaxAgeSeconds: int64(b.Keep.Age.Seconds()), Encrypted: b.Recipients != nil, Backup: wireRun(s.Backup),
+		DrillSeconds: int64(b.Trial.Every.Seconds()), Drill: wireRun(s.Drill),
 	}, nil
 }
 

@@ -14,6 +14,44 @@ var backups = check{
 	run: func(_ context.Context, h *host) Finding { return h.backups() },
 }
 
+// drills checks that the newest backup can be restored.
+var drills = check{
+	name: "backup-drill", protects: "a restore, when it is needed", root: true,
+	run: func(_ context.Context, h *host) Finding { return h.drills() },
+}
+
+// drills is the check. It reads what the daemon remembers.
+func (h *host) drills() Finding {
+	c := h.cfg.Backup
+	every := time.Duration(c.Drill)
+	if c.Target == "" {
+		return ok("no target is configured (backup.target)")
+	}
+	s, err := schedule.ReadStatus(h.cfg.StateDir)
+	if err != nil {
+		return skipped("%v", err)
+	}
+	d := s.Drill
+	const mend = "run `sandboxctl system backups drill`: its error says what is wrong; then take a new backup, " +
+		"`sandboxctl system backups now`"
+	switch {
+	case d.Last.Error != "":
+		return warn(mend, "the newest backup cannot be restored, since %s: %s", d.Since.Format(time.RFC3339), d.Last.Error)
+	case d.Good.Time.IsZero() && (every == 0 || s.Backup.Good.Time.IsZero()):
+		return ok("no backup was tried yet")
+	case d.Late(every, h.now()):
+		return warn(mend, "the last restore drill is of %s; there should be one every %s", day(d.Good.Time), every)
+	}
+	return ok("%s was restored on %s", d.Good.Name, day(d.Good.Time))
+}
+
+func day(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return t.Format(time.RFC3339)
+}
+
 // backups is the check. It reads what the daemon remembers, and not the target, which may hang.
 func (h *host) backups() Finding {
 	c := h.cfg.Backup

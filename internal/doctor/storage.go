@@ -84,6 +84,7 @@ var storageChecks = []check{
 		},
 	},
 	backups,
+	drills,
 }
 
 // readiness says how much of a pool in a file was written once.

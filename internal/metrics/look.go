@@ -33,6 +33,9 @@ type Backup struct {
 	Good   time.Time     // the last that succeeded; zero: none
 	Bytes  int64         // of that
 	Failed uint64        // since the daemon started
+
+	DrillGood  time.Time // the last restore drill that succeeded; zero: none
+	DrillFails bool      // the last one failed
 }
 
 // Pool is a pool of ready sandboxes.
@@ -64,7 +67,7 @@ type looker struct {
 
 	members, poolWork, poolSeconds *prometheus.Desc
 
-	backupEvery, backupGood, backupBytes, backupFailed *prometheus.Desc
+	backupEvery, backupGood, backupBytes, backupFailed, drillGood, drillFails *prometheus.Desc
 
 	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, failed *prometheus.Desc
 }
@@ -88,6 +91,9 @@ func newLooker(look func() (Look, error)) *looker {
 			"When the last backup began that was stored and read back, in Unix seconds; 0 if there was none."),
 		backupBytes:  d("backup_bytes", "Size of the last backup that was stored and read back."),
 		backupFailed: d("backup_failures_total", "Backups that failed."),
+		drillGood: d("backup_drill_last_success_timestamp_seconds",
+			"When the last restore drill began that succeeded, in Unix seconds; 0 if there was none."),
+		drillFails: d("backup_drill_failed", "1 if the last restore drill failed."),
 
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
@@ -105,7 +111,7 @@ func newLooker(look func() (Look, error)) *looker {
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		l.members, l.poolWork, l.poolSeconds,
-		l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed,
+		l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed, l.drillGood, l.drillFails,
 		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.failed,
 	} {
 		ch <- d
@@ -157,12 +163,22 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 	gauge(l.waiting, float64(v.QueueWaiting))
 	count(l.dropped, float64(v.QueueOverflowed), "queue")
 	count(l.dropped, float64(v.QueueLost), "socket")
-	good := 0.0
-	if !v.Backup.Good.IsZero() {
-		good = float64(v.Backup.Good.Unix())
-	}
 	gauge(l.backupEvery, v.Backup.Every.Seconds())
-	gauge(l.backupGood, good)
+	gauge(l.backupGood, unix(v.Backup.Good))
+	gauge(l.drillGood, unix(v.Backup.DrillGood))
+	fails := 0.0
+	if v.Backup.DrillFails {
+		fails = 1
+	}
+	gauge(l.drillFails, fails)
 	gauge(l.backupBytes, float64(v.Backup.Bytes))
 	count(l.backupFailed, float64(v.Backup.Failed))
+}
+
+// unix is a time as Prometheus has it; 0: never.
+func unix(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.Unix())
 }

@@ -145,6 +145,8 @@ type (
 		Status() (wire.BackupStatus, error)
 		// Now takes a backup. It returns when the target has it.
 		Now(ctx context.Context) (wire.Backup, error)
+		// Drill restores the newest backup beside the state. The error says why it cannot be.
+		Drill(ctx context.Context) (wire.BackupDrill, error)
 	}
 	// Network knows what the network refuses sandboxes, and why. (internal/daemon)
 	Network interface {

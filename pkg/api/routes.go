@@ -151,6 +151,7 @@ func (s *Server) hostTable() []route {
 		{"GET", "/system/backup", admin, s.system.backup},
 		{"GET", "/system/backups", admin, s.backups.list}, // admin: they name directories of the host
 		{"POST", "/system/backups", admin, s.backups.now},
+		{"POST", "/system/backups/drill", admin, s.backups.drill},
 		{"GET", "/system/backups/status", admin, s.backups.status},
 
 		{"POST", "/metrics/events", viewer, noTelemetry},

@@ -341,6 +341,11 @@ func (b *backupHandlers) now(w http.ResponseWriter, r *http.Request) error {
 	return answerOf(w, b, http.StatusCreated, func(k Backups) (wire.Backup, error) { return k.Now(context.WithoutCancel(r.Context())) })
 }
 
+// drill tries to restore the newest backup.
+func (b *backupHandlers) drill(w http.ResponseWriter, r *http.Request) error {
+	return answerOf(w, b, http.StatusOK, func(k Backups) (wire.BackupDrill, error) { return k.Drill(context.WithoutCancel(r.Context())) })
+}
+
 // answerOf answers with what ask returns.
 func answerOf[T any](w http.ResponseWriter, b *backupHandlers, status int, ask func(Backups) (T, error)) error {
 	k, err := b.backups()

@@ -139,6 +139,13 @@ func (f fakeBackups) Now(ctx context.Context) (wire.Backup, error) {
 	return f.one(), ctx.Err()
 }
 
+func (f fakeBackups) Drill(ctx context.Context) (wire.BackupDrill, error) {
+	if f.full {
+		return wire.BackupDrill{}, errs.New(errs.Unavailable, "it is damaged")
+	}
+	return wire.BackupDrill{Backup: f.one(), Sandboxes: 3}, ctx.Err()
+}
+
 // TestBackups serves what the keeper of backups says.
 func TestBackups(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Backups = fakeBackups{} })
@@ -151,6 +158,7 @@ func TestBackups(t *testing.T) {
 		{"POST", "/system/backups", 201, `"verified":true`},
 		{"GET", "/system/backups/status", 200, `"error":"it was full"`},
 		{"POST", "/system/backups/status", 405, ""},
+		{"POST", "/system/backups/drill", 200, `"sandboxes":3`},
 	} {
 		if a := w.do(c.method, "/v1"+c.path, ""); a.StatusCode != c.status || !strings.Contains(string(a.body), c.says) {
 			t.Errorf("%s %s: %d %s", c.method, c.path, a.StatusCode, a.body)
@@ -159,6 +167,9 @@ func TestBackups(t *testing.T) {
 	w = newWorld(t, func(c *Config) { c.Backups = fakeBackups{true} })
 	if a := w.do("POST", "/v1/system/backups", ""); a.StatusCode != 503 || !strings.Contains(string(a.body), "/srv is full") {
 		t.Errorf("a full target: %d %s", a.StatusCode, a.body)
+	}
+	if a := w.do("POST", "/v1/system/backups/drill", ""); a.StatusCode != 503 || !strings.Contains(string(a.body), "it is damaged") {
+		t.Errorf("a drill that failed: %d %s", a.StatusCode, a.body)
 	}
 	w = newWorld(t)
 	if a := w.do("GET", "/v1/system/backups", ""); a.StatusCode != 400 {

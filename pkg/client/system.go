@@ -77,6 +77,12 @@ func (c System) BackupNow(ctx context.Context) (b wire.Backup, err error) {
 	return b, err
 }
 
+// BackupDrill tries whether the newest backup can be restored. The error says why it cannot.
+func (c System) BackupDrill(ctx context.Context) (d wire.BackupDrill, err error) {
+	err = c.do(ctx, request{method: http.MethodPost, path: "/system/backups/drill", patient: true}, &d)
+	return d, err
+}
+
 // Keys are the API keys of a daemon.
 type Keys struct{ *daemon }
 

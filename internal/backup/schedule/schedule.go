@@ -1,10 +1,11 @@
-// Package schedule takes backups on a timer, and removes old ones.
+// Package schedule takes backups on a timer, removes old ones, and tries to restore the newest.
 //
 //	Tick ─▶ due? ─▶ take ─▶ encrypt ─▶ put, read back, compare, mark ─▶ remove old ones
 //
 // What surprises: nothing is removed before a new backup was read back, and the newest whole
 // backup is never removed. So a target that is gone, full or lies costs no backup; the keeper
-// tries again (retry), and Status tells since when it fails.
+// tries again (retry), and Status tells since when it fails. A drill (drill.go) shows that the
+// newest backup can be restored.
 package schedule
 
 import (
@@ -41,10 +42,11 @@ type Config struct {
 	Owner      string            // of the backups (target.Owner)
 	Dir        string            // the daemon's state: copies and Status are there
 	// Take returns a backup of now, at its beginning: a file without a name in Dir.
-	Take func(context.Context) (*os.File, error)
-	Now  func() time.Time // nil: time.Now
-	Log  *slog.Logger
-	Tell func(kind, message string) // of the end of each run; may be nil
+	Take  func(context.Context) (*os.File, error)
+	Trial Trial
+	Now   func() time.Time // nil: time.Now
+	Log   *slog.Logger
+	Tell  func(kind, message string) // of the end of each run; may be nil
 }
 
 // The kinds of what a Keeper tells.
@@ -103,6 +105,9 @@ func (k *Keeper) Run(ctx context.Context) {
 func (k *Keeper) Tick(ctx context.Context) {
 	if s := k.Status(); s.Backup.due(k.Every, k.Now()) {
 		k.Backup(ctx) //nolint:errcheck // Backup has logged it
+	}
+	if s := k.Status(); s.Backup.Good.Name != "" && s.Drill.due(k.Trial.Every, k.Now()) {
+		k.Drill(ctx) //nolint:errcheck // likewise
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/internal/backup/target/targettest"
+	"github.com/sandboxd/sandboxd/internal/sealed"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
@@ -65,6 +66,13 @@ func newHost(t *testing.T, c Config) *host {
 	c.Now = func() time.Time { return h.clock }
 	c.Tell = func(kind, message string) { h.told = append(h.told, kind+": "+message) }
 	c.Take = h.take
+	c.Trial.Here = here
+	if c.Trial.Identities == nil {
+		c.Trial.Identities = func() (backup.Identities, error) { return nil, nil }
+	}
+	if c.Trial.Key == nil {
+		c.Trial.Key = func() (*sealed.Key, error) { return nil, fs.ErrNotExist }
+	}
 	h.Keeper = New(c)
 	return h
 }
@@ -85,7 +93,7 @@ func (h *host) take(context.Context) (*os.File, error) {
 	}
 	out, err := os.OpenFile(h.Dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
 	if err == nil {
-		err = backup.Write(out, backup.Manifest{Taken: h.clock, Instance: here.Instance, AddressPool: here.AddressPool}, state)
+		err = backup.Write(out, backup.Manifest{Taken: h.clock, Instance: h.Trial.Here.Instance, AddressPool: here.AddressPool}, state)
 	}
 	if err == nil {
 		_, err = out.Seek(0, io.SeekStart)
@@ -139,20 +147,20 @@ func TestTimer(t *testing.T) {
 	h.Keeper = New(h.Config)
 	h.step(time.Hour, time.Minute)
 	h.want("1 2", "after a restart")
-	h.step(8*day, time.Hour)
-	h.want("8 9 10", "after eight more days")
+	h.step(4*day, time.Hour)
+	h.want("4 5 6", "after four more days")
 	if s := h.Status().Backup; s.Good != s.Last || s.Good.Name == "" || s.Good.Bytes == 0 || !s.Since.IsZero() || s.Late(day, h.clock) {
 		t.Errorf("the status is %+v", s)
 	}
-	if len(h.told) != 10 || !strings.HasPrefix(h.told[9], Done+": sandboxd-a-box-000010-") {
+	if len(h.told) != 6 || !strings.HasPrefix(h.told[5], Done+": sandboxd-a-box-000006-") {
 		t.Errorf("it told %q", h.told)
 	}
 	if _, err := h.Backup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	h.want("9 10 11", "one on request")
+	h.want("5 6 7", "one on request")
 	h.step(23*time.Hour, time.Hour)
-	h.want("9 10 11", "the timer counts from that one")
+	h.want("5 6 7", "the timer counts from that one")
 
 	h = newHost(t, Config{Keep: Limits{Count: 1}})
 	h.step(30*day, day)
@@ -162,11 +170,11 @@ func TestTimer(t *testing.T) {
 // TestAge holds that age removes old backups, and never the last one.
 func TestAge(t *testing.T) {
 	h := newHost(t, Config{Every: day, Keep: Limits{Age: 3 * day}})
-	h.step(10*day, time.Hour)
-	h.want("7 8 9 10", "ten days")
+	h.step(6*day, time.Hour)
+	h.want("3 4 5 6", "six days")
 	h.clock = h.clock.Add(90 * day) // it was switched off
 	h.Tick(t.Context())
-	h.want("11", "after three months")
+	h.want("7", "after three months")
 }
 
 // TestGone is a target that is gone for a week: the backups stay, the daemon says so and tries
@@ -180,13 +188,13 @@ func TestGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.told, h.taken = nil, 0
-	h.step(7*day, time.Minute)
+	h.step(7*day, 3*time.Hour)
 	s := h.Status().Backup
 	if !s.Late(day, h.clock) || h.clock.Sub(s.Since) < 6*day || !strings.Contains(s.Last.Error, "mount it") || s.Good.Name == "" {
 		t.Errorf("after a week the status is %+v", s)
 	}
-	// 6 days and some hours, and a try every hour.
-	if n := int(h.Failures()); n < 6*24 || n > 7*24 || len(h.told) != n || !strings.HasPrefix(h.told[0], Failed) {
+	// It fails for 6 days and some hours, and each look is a try.
+	if n := int(h.Failures()); n < 6*8 || n > 7*8 || len(h.told) != n || !strings.HasPrefix(h.told[0], Failed) {
 		t.Errorf("it failed %d times, and told %d", n, len(h.told))
 	}
 	if h.taken > 0 {
@@ -321,20 +329,27 @@ func TestShutdown(t *testing.T) {
 	h.want("", "nothing was stored")
 }
 
+// newIdentity makes a file with a private key, and returns its public key.
+func newIdentity(t *testing.T) (file, public string) {
+	t.Helper()
+	id, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file = filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(file, []byte("# made by a test\n"+id.String()+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file, id.Recipient().String()
+}
+
 // TestEncrypted holds that a backup for recipients opens with the key of one of them alone.
 func TestEncrypted(t *testing.T) {
 	dir := t.TempDir()
 	var files, public []string
-	for i := range 3 {
-		id, err := age.GenerateX25519Identity()
-		if err != nil {
-			t.Fatal(err)
-		}
-		file := filepath.Join(dir, fmt.Sprint("key", i))
-		if err := os.WriteFile(file, []byte("# made by a test\n"+id.String()+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		files, public = append(files, file), append(public, id.Recipient().String())
+	for range 3 {
+		file, key := newIdentity(t)
+		files, public = append(files, file), append(public, key)
 	}
 	to, err := backup.ParseRecipients(public[:2])
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 // daemon moves no timer.
 type Status struct {
 	Backup History `json:"backup"`
+	Drill  History `json:"drill"`
 }
 
 // History is how a task has gone. Its zero value is that of one that never ran.

@@ -24,7 +24,7 @@ one to a file, without a target.`,
 		Example: `  sandboxctl system backups ls
   sandboxctl system backups now`,
 	}
-	cmd.AddCommand(newBackupsLs(p), newBackupsNow(p), newBackupsStatus(p))
+	cmd.AddCommand(newBackupsLs(p), newBackupsNow(p), newBackupsDrill(p), newBackupsStatus(p))
 	return cmd
 }
 
@@ -78,6 +78,29 @@ it was read back and compared. Old ones are then removed, as backup.keep and bac
 	return cmd
 }
 
+func newBackupsDrill(p *command.Program) *cobra.Command {
+	var o command.Output
+	cmd := &cobra.Command{
+		Use:   "drill",
+		Short: "Try whether the newest backup can be restored",
+		Long: `Restore the newest backup of this host into a directory of its own, open it, and remove it
+again. The state of the daemon is not touched. The command fails, and says why, if the backup
+cannot be restored, or if this host lacks a key of the secrets in it.`,
+		Example: `  sandboxctl system backups drill`,
+		Args:    cobra.NoArgs,
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			d, err := cl.System().BackupDrill(ctx)
+			if err != nil {
+				return err
+			}
+			return o.One(d, fmt.Sprintf("%s can be restored: sandboxes %d, images %d, secrets %d", d.Backup.Name, d.Sandboxes, d.Images,
+				d.Secrets))
+		}),
+	}
+	o.Flags(cmd, false)
+	return cmd
+}
+
 func newBackupsStatus(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
@@ -103,11 +126,14 @@ func newBackupsStatus(p *command.Program) *cobra.Command {
 
 // statusText is a status for people.
 func statusText(s wire.BackupStatus) string {
-	every := "on request"
-	if s.EverySeconds > 0 {
-		every = "every " + (time.Duration(s.EverySeconds) * time.Second).String()
+	every := func(seconds int64) string {
+		if seconds == 0 {
+			return "on request"
+		}
+		return "every " + (time.Duration(seconds) * time.Second).String()
 	}
-	return fmt.Sprintf("target  %s, %s\nbackup  %s", s.Target, every, runText(s.Backup))
+	return fmt.Sprintf("target  %s\nbackup  %s; %s\ndrill   %s; %s", s.Target, every(s.EverySeconds), runText(s.Backup),
+		every(s.DrillSeconds), runText(s.Drill))
 }
 
 // runText is how a task has gone.

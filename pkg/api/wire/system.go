@@ -119,6 +119,18 @@ type BackupStatus struct {
 	MaxAgeSeconds int64     `json:"maxAgeSeconds"` // 0: no limit
 	Encrypted     bool      `json:"encrypted"`
 	Backup        BackupRun `json:"backup"`
+	DrillSeconds  int64     `json:"drillSeconds"` // 0: on request only
+	Drill         BackupRun `json:"drill"`
+}
+
+// BackupDrill answers POST /system/backups/drill: a backup that was restored, and what is in it.
+// (ours)
+type BackupDrill struct {
+	Backup     Backup `json:"backup"`
+	Sandboxes  int    `json:"sandboxes"`
+	Images     int    `json:"images"`
+	Secrets    int    `json:"secrets"`
+	TookMillis int64  `json:"tookMillis"`
 }
 
 // BackupRun is how a task has gone. (ours)
