@@ -226,7 +226,7 @@ func (b backups) List(ctx context.Context) (out []wire.Backup, err error) {
 	}
 	all, err := b.Keeper.List(ctx)
 	if err != nil {
-		return nil, errs.Wrap(err, errs.Unavailable, "the backups cannot be listed: %v", err)
+		return nil, unreached("list the backups", err)
 	}
 	for _, one := range all {
 		out = append(out, wireBackup(one))
@@ -245,7 +245,7 @@ func (b backups) Now(ctx context.Context) (wire.Backup, error) {
 	}
 	one, err := b.Backup(ctx)
 	if err != nil {
-		return wire.Backup{}, errs.Wrap(err, errs.Unavailable, "%v", err)
+		return wire.Backup{}, unreached("", err)
 	}
 	return wireBackup(one), nil
 }
@@ -257,7 +257,7 @@ func (b backups) Drill(ctx context.Context) (wire.BackupDrill, error) {
 	}
 	d, err := b.Keeper.Drill(ctx)
 	if err != nil {
-		return wire.BackupDrill{}, errs.Wrap(err, errs.Unavailable, "%v", err)
+		return wire.BackupDrill{}, unreached("", err)
 	}
 	return wire.BackupDrill{
 		Backup: wireBackup(d.Backup), Sandboxes: d.State.Sandboxes, Images: d.State.Images, Secrets: d.State.Secrets,
@@ -276,6 +276,17 @@ func (b backups) Status() (wire.BackupStatus, error) {
 		MaxAgeSeconds: int64(b.Keep.Age.Seconds()), Encrypted: b.Recipients != nil, Backup: wireRun(s.Backup),
 		DrillSeconds: int64(b.Trial.Every.Seconds()), Drill: wireRun(s.Drill),
 	}, nil
+}
+
+// unreached is an error of the target, or of what is on it, for an admin. It may work later.
+func unreached(what string, err error) error {
+	if code := errs.CodeOf(err); code != errs.Internal {
+		return errs.New(code, "%v", err)
+	}
+	if what != "" {
+		err = fmt.Errorf("%s: %w", what, err)
+	}
+	return errs.New(errs.Unavailable, "%v", err)
 }
 
 func wireRun(h schedule.History) (r wire.BackupRun) {
