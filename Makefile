@@ -72,6 +72,10 @@ lint: go ## gofumpt, vet, staticcheck, govulncheck, archtest, shellcheck
 promtool: ## fetch promtool, which checks the alert rules
 	@scripts/promtool.sh
 
+.PHONY: s3
+s3: go ## build the S3-compatible server with which backups are tested
+	@scripts/s3.sh >/dev/null
+
 .PHONY: deps-test
 deps-test:
 	@scripts/deps.sh test
@@ -80,14 +84,14 @@ deps-test:
 test: ## all that a push must pass: lint, unit, root, end to end, crash, SDK; fails on a skip
 	@$(MAKE) deps
 	@$(MAKE) -j2 deps-test weak packager
-	@$(MAKE) promtool
+	@$(MAKE) promtool s3
 	@scripts/test.sh push
 
 .PHONY: test-all
 test-all: ## all tests: every case on both runtimes, every story of a whole machine, the documents
 	@$(MAKE) deps
 	@$(MAKE) -j2 deps-test weak packager
-	@$(MAKE) promtool
+	@$(MAKE) promtool s3
 	@scripts/proof.sh .all scripts/test.sh all
 
 .PHONY: fuzz

@@ -7,35 +7,57 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/daemon"
 )
 
 func restoreCommand() *cobra.Command {
-	var accept bool
+	var (
+		accept, check  bool
+		from, identity string
+	)
 	cmd := &cobra.Command{
-		Use:   "restore FILE",
+		Use:   "restore [FILE]",
 		Short: "Restore the state from a backup while the daemon is stopped",
 		Long: `Replace the present state with the state that "sandboxctl system backup" wrote. The present
 state is kept beside it. FILE may be - for standard input. The daemon must be stopped;
 sandboxes keep running.
 
+With --from, the backup is read from the target of the configuration (backup.target): "latest"
+is the newest of this host, and other names are those of "sandboxctl system backups ls". An
+encrypted backup needs the private key of one of its recipients, with --identity, or that of
+backup.identity.
+
+With --check, nothing is replaced: the backup is restored into a temporary directory ($TMPDIR),
+opened, and removed again. The daemon may run meanwhile. It needs no daemon and no state, so a
+machine that has the private key can do it.
+
 After a restore, the daemon removes nothing from the host that the backup does not know. While
 the host has sandboxes that the backup does not know, the daemon creates no sandbox. Both hold
 until "sandboxd restore --accept".`,
 		Example: `  systemctl stop sandboxd.socket sandboxd
-  sandboxd restore sandboxd-backup.tar.gz
+  sandboxd restore --from latest --identity /root/backup.key
   systemctl start sandboxd
   sandboxctl system info`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if accept == (len(args) == 0) && len(args) <= 1 {
+			ways := len(args)
+			for _, given := range []bool{accept, from != ""} {
+				if given {
+					ways++
+				}
+			}
+			if ways == 1 && !(accept && (check || identity != "")) {
 				return nil
 			}
-			return usageError{fmt.Errorf("restore: want FILE, or --accept; see sandboxd restore --help")}
+			return usageError{fmt.Errorf("restore: want FILE, --from or --accept; see sandboxd restore --help")}
 		},
 	}
 	path := configFlag(cmd)
 	cmd.Flags().BoolVar(&accept, "accept", false, "let the next daemon remove what the restored state does not know")
+	cmd.Flags().BoolVar(&check, "check", false, "only try whether the backup can be restored; replace nothing")
+	cmd.Flags().StringVar(&from, "from", "", `"latest", or the name of a backup on the target of the configuration`)
+	cmd.Flags().StringVar(&identity, "identity", "", "file with a private key of age (mode 0600) that opens an encrypted backup")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		cfg, err := config.Load(*path)
 		if err != nil {
@@ -44,16 +66,40 @@ until "sandboxd restore --accept".`,
 		if accept {
 			return daemon.AcceptRestored(cmd.Context(), cfg, cmd.OutOrStdout())
 		}
-		in := io.Reader(os.Stdin)
-		if args[0] != "-" {
-			f, err := os.Open(args[0])
-			if err != nil {
-				return fmt.Errorf("restore: %w", err)
-			}
-			defer f.Close()
-			in = f
+		ids, err := identitiesOf(cfg, identity)
+		if err != nil {
+			return fmt.Errorf("restore: %w", err)
 		}
-		return daemon.Restore(cmd.Context(), cfg, in, cmd.OutOrStdout())
+		in, out := io.ReadCloser(os.Stdin), cmd.OutOrStdout()
+		switch {
+		case from != "":
+			var name string
+			if in, name, err = daemon.OpenBackup(cmd.Context(), cfg, from); err == nil {
+				fmt.Fprintf(out, "reading %s from %s\n", name, cfg.Backup.Target)
+			}
+		case args[0] != "-":
+			in, err = os.Open(args[0])
+		}
+		if err != nil {
+			return fmt.Errorf("restore: %w", err)
+		}
+		defer in.Close() //nolint:errcheck // read only
+		if check {
+			return daemon.CheckBackup(cmd.Context(), cfg, in, ids, out)
+		}
+		return daemon.Restore(cmd.Context(), cfg, in, ids, out)
 	}
 	return cmd
+}
+
+// identitiesOf reads the private keys for encrypted backups: those of the flag, or else those of
+// the configuration, if this process can read them.
+func identitiesOf(cfg *config.Config, flag string) (backup.Identities, error) {
+	switch {
+	case flag != "":
+		return backup.ReadIdentities(flag)
+	case cfg.Backup.Identity == config.Identity: // it is the service's
+		return nil, nil
+	}
+	return cfg.Backup.Identities()
 }

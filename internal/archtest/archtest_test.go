@@ -69,6 +69,8 @@ var walls = []struct {
 	{"github.com/coreos/go-systemd", []string{"internal/systemd"}, "a host without systemd must do as well"},
 	{"github.com/godbus/dbus", []string{"internal/systemd"}, "a host without systemd must do as well"},
 	{"github.com/prometheus", []string{"internal/metrics"}, "what counts and how it is shown is one place's business"},
+	{"github.com/minio/minio-go", []string{"internal/backup/target"}, "one place speaks to S3-compatible storage"},
+	{"filippo.io/age", []string{"internal/backup"}, "one place decides how a backup is encrypted"},
 	{"mvdan.cc/sh", []string{"pkg/agent/shell"}, "a guest's command is parsed inside of the guest"},
 	{"gvisor.dev/gvisor", nil, "tools/runsc holds the only pin"},
 }

@@ -103,6 +103,12 @@ var rooms = map[string]map[string][]string{
 		"registry/registrytest": {},
 		".":                     {"archive", "registry"},
 	},
+	"internal/backup": {
+		"target":            {}, // where backups are kept
+		"target/targettest": {"target"},
+		".":                 {"target"},
+		"schedule":          {".", "target"}, // on a timer
+	},
 	"pkg/oci": {
 		".":                 {},
 		"launch":            {},

@@ -90,6 +90,10 @@ var jsonCommands = []struct {
 	{"command status lab " + commandID, object},
 	{"command ls lab", array},
 	{"eval lab 1", stream},
+	{"system backups ls", array},
+	{"system backups now", object},
+	{"system backups drill", object},
+	{"system backups status", object},
 	{"system info", object},
 	{"system df", object},
 	{"system prune -f", object},
@@ -196,6 +200,7 @@ func newFixedDaemon(t *testing.T) (url string) {
 		Status:       wire.PoolStatus{Total: 3, Allocated: 1, Available: 2, Revision: "0123456789ab", Hits: 5, Misses: 1},
 	}
 	cc := agent.CodeContext{ID: "c1", Language: "python", Cwd: "/workspace"}
+	kept := wire.Backup{Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz", Owner: "a-box", TakenAt: at, Bytes: 4096, Verified: true}
 	version := wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}
 	explained := wire.Explanation{
 		Target: "pypi.org:443/tcp", Verdict: wire.VerdictDeny, Rule: "default", By: "policy", Reason: "no rule allows it",
@@ -339,6 +344,13 @@ func newFixedDaemon(t *testing.T) (url string) {
 		"GET /system/info": {wire.SystemInfo{
 			Version: version, Started: at, Cgroups: "unified", Pool: "btrfs",
 			Sandboxes: map[string]int{"Running": 2},
+		}},
+		"GET /system/backups":        {wire.BackupList{Items: []wire.Backup{kept}}},
+		"POST /system/backups":       {kept},
+		"POST /system/backups/drill": {wire.BackupDrill{Backup: kept, Sandboxes: 3, TookMillis: 40}},
+		"GET /system/backups/status": {wire.BackupStatus{
+			Target: "/srv/backups", EverySeconds: 86400, Keep: 14,
+			Backup: wire.BackupRun{LastGood: &at, Name: kept.Name, Bytes: 4096, FailingSince: &at, LastTried: &at, Error: "it is full"},
 		}},
 		"GET /system/df": {wire.DiskUsage{Images: []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 1}}, Lost: 2}},
 		"POST /system/prune": {wire.SystemPruneReport{

@@ -40,6 +40,14 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 		Prepared: wire.PreparedSlots{Slots: 4, Bytes: 64 << 10},
 		Pool:     wire.Space{FreeBytes: 3 << 30, TotalBytes: 4 << 30, ReadyBytes: 1 << 29},
 	})
+	at := time.Date(2026, 11, 22, 7, 30, 0, 0, time.UTC)
+	answer("backups", wire.BackupList{Items: []wire.Backup{
+		{Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz", TakenAt: at, Bytes: 3 << 20, Verified: true},
+		{Name: "sandboxd-a-box-000002-20261123T073000Z.tar.gz", TakenAt: at.AddDate(0, 0, 1), Bytes: 1 << 20},
+	}})
+	answer("backups/status", wire.BackupStatus{Target: "/srv/backups", EverySeconds: 86400, Backup: wire.BackupRun{
+		LastGood: &at, Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz", FailingSince: &at, LastTried: &at, Error: "it is\nfull\x1b",
+	}})
 	mux.HandleFunc("GET /v1/system/backup", backup)
 	mux.HandleFunc("POST /v1/system/prune", func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(wire.SystemPruneReport{ //nolint:errcheck // the test sees what is missing
@@ -196,5 +204,26 @@ func TestSystemRestore(t *testing.T) {
 	}
 	if r := d.run(t, "system", "restore", "--accept"); r.code != 7 || r.out != "restore --accept\n" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestBackups prints the backups on the target, and since when and why they fail.
+func TestBackups(t *testing.T) {
+	d := newSystemDaemon(t, http.NotFound)
+	r := d.run(t, "system", "backups", "ls")
+	lines := strings.Split(strings.TrimSpace(r.out), "\n")
+	if r.code != 0 || len(lines) != 3 {
+		t.Fatalf("%+v", r)
+	}
+	for i, want := range []string{"3MiB yes", "1MiB no"} {
+		if got := strings.Join(strings.Fields(lines[i+1]), " "); !strings.HasSuffix(got, want) {
+			t.Errorf("%q, want %q at its end", got, want)
+		}
+	}
+	r = d.run(t, "system", "backups", "status")
+	for _, want := range []string{"/srv/backups\nbackup  every 24h0m0s; ", "drill   on request; none yet", "sandboxd-a-box-000001-", "fails since ", "it is\n", `full\x1b`} {
+		if r.code != 0 || !strings.Contains(r.out, want) {
+			t.Errorf("%q is missing: %+v", want, r)
+		}
 	}
 }

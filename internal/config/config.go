@@ -51,6 +51,8 @@ type Config struct {
 
 	Snapshots Snapshots `toml:"snapshots"`
 
+	Backup Backup `toml:"backup"`
+
 	Policies map[string]Policy `toml:"policies"`
 
 	Pools []Pool `toml:"pool"`
@@ -238,6 +240,7 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 	c.validateDefaults(bad)
 	c.validateLimits(bad)
 	c.validateSnapshots(bad)
+	c.validateBackup(bad)
 	switch c.Log.Level {
 	case "debug", "info", "warn", "error":
 	default:

@@ -63,6 +63,17 @@ func TestBad(t *testing.T) {
 		"[snapshots]\nmax_per_sandbox = 10001":                       "1 to 10000",
 		"[snapshots]\nmax_age = \"59s\"":                             "at least 1m",
 		"[snapshots]\nmax_bytes = \"much\"":                          "snapshots.max_bytes",
+		"[backup]\ntarget = 'srv'":                                   "absolute path",
+		"[backup]\ntarget = '/var/lib/sandboxd/backups'":             "overlaps the directories",
+		"[backup]\ntarget = 's3:http://s.example.com/b'":             "without https",
+		"[backup]\nevery = '59s'":                                    "at least 1m",
+		"[backup]\nkeep = -1":                                        "1 to 10000",
+		"[backup]\nkeep = 0":                                         "both 0",
+		"[backup]\nmax_age = '1m'":                                   "at least 1h",
+		"[backup]\nencrypt = ['age1x']":                              "no public key",
+		"[backup]\ndrill = '1s'":                                     "at least 1m",
+		"[backup]\nidentity = 'key'":                                 "absolute path, or",
+		"[backup]\ncredentials = 'key'":                              "absolute path",
 		"[prepared]\nrunsc = 33":                                     "1 to 32",
 		"[limits]\nmax_creating = -1":                                "max_creating",
 		"[limits]\nmemory_reserve = '-1'":                            "whole number",
@@ -147,6 +158,10 @@ mirror = ["x"]
 listen = [8081]
 [network]
 roots = "/nowhere/ca.pem"
+[backup]
+target = "/nowhere/backups"
+encrypt = "age1"
+credentials = "/nowhere/s3"
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -175,6 +190,9 @@ roots = "/nowhere/ca.pem"
 		`line 29: images.aliases.ubuntu:* = 22: want text in quotes`,
 		`line 31: gateway.listen = [8081]: want text in quotes`,
 		`line 33: network.roots = "/nowhere/ca.pem": there is no such file`,
+		`line 35: backup.target = "/nowhere/backups": there is no such file`,
+		`line 36: backup.encrypt = "age1": want a list of texts`,
+		`line 37: backup.credentials = "/nowhere/s3": there is no such file`,
 	}
 	got := strings.Split(err.Error(), "\n")[1:]
 	for i, w := range want {
@@ -369,5 +387,45 @@ func TestCertificates(t *testing.T) {
 	}
 	if got := (&Config{}).Certificates(); len(got) > 0 {
 		t.Errorf("without any: %+v", got)
+	}
+}
+
+// TestBackup: the files that the table names are read, and no error has a secret.
+func TestBackup(t *testing.T) {
+	const public = "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"
+	dir := t.TempDir()
+	key := filepath.Join(dir, "key")
+	check := func(text string) error {
+		p := filepath.Join(dir, "config.toml")
+		if err := os.WriteFile(p, []byte("[backup]\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return Check(p)
+	}
+	for name, c := range map[string]struct {
+		text, key string
+		want      string
+	}{
+		"a directory": {"target = '" + dir + "'\nencrypt = ['" + public + "']\ndrill = '0s'", "", ""},
+		"a drill":     {"target = '" + dir + "'\nencrypt = ['" + public + "']", "", "name the private key in backup.identity"},
+		"a bad one":   {"target = '" + dir + "'\nidentity = '" + key + "'", "AGE-SECRET-KEY-1hunter2", "no private key"},
+		"credential":  {"target = '" + dir + "'\nencrypt = ['" + public + "']\nidentity = '" + Identity + "'", "", ""},
+		"storage":     {"target = 's3:https://s.example.com/b/p'\ncredentials = '" + key + "'", "user:hunter2", ""},
+		"encrypted": {
+			"target = 's3:http://s.example.com/b'\nencrypt = ['" + public + "']\ndrill = '0s'\ncredentials = '" + key + "'", "u:hunter2",
+			"",
+		},
+		"no key":    {"target = 's3:https://s.example.com/b'", "", "no credentials"},
+		"a bad key": {"target = 's3:https://s.example.com/b'\ncredentials = '" + key + "'", "hunter2", "ACCESS_KEY:SECRET_KEY"},
+		"a bad ca":  {"target = 's3:https://s.example.com/b'\ncredentials = '" + key + "'\nca = '" + key + "'", "u:hunter2", "PEM"},
+	} {
+		if err := os.WriteFile(key, []byte(c.key), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := check(c.text)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) ||
+			err != nil && strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v; want %q", name, err, c.want)
+		}
 	}
 }

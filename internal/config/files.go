@@ -46,6 +46,7 @@ func (c *Config) checkFiles(bad func(format string, args ...any)) {
 	for _, dir := range c.Storage.AllowedHostPaths {
 		there("storage.allowed_host_paths", dir)
 	}
+	c.checkBackup(there, bad)
 	if path := c.Network.Roots; path != "" && there("network.roots", path) {
 		if _, err := c.Network.ReadRoots(); err != nil {
 			bad("network.roots: %w", err)

@@ -148,7 +148,7 @@ func openLadder(d *Daemon) {
 		Reserve: int64(d.cfg.Storage.Reserve), Spaces: func() ([]pressure.Space, error) { return disksOf(d) },
 		Collect: c.Collect, Log: d.log,
 		Rest: func(ctx context.Context, text string) { d.idle.Calm(ctx, text) },
-		Tell: func(c pressure.Change) { sandbox.TellHost(d.manager, events.Pressed, c.To.String(), c.Text) },
+		Tell: func(c pressure.Change) { sandbox.Tell(d.manager, events.Pressed, c.To.String(), c.Text) },
 	}
 }
 

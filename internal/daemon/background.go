@@ -29,7 +29,7 @@ const sweepEvery = time.Minute
 const fillAfter = time.Minute
 
 // A background is the daemon's own work: expiry, probes and restarts, idle policies, the
-// sweep, snapshots beyond their limits, prepared slots, filling the pool, the watchdog.
+// sweep, snapshots beyond their limits, prepared slots, filling the pool, backups, the watchdog.
 type background struct{ *Daemon }
 
 // run works until ctx ends.
@@ -48,6 +48,9 @@ func (d background) run(ctx context.Context) {
 	go d.forgetClients(ctx)
 	go d.watchLinks(ctx)
 	go d.fillPool(ctx)
+	if d.backups != nil {
+		go d.backups.Run(ctx) // not waited for: a target may hang
+	}
 	go func() {
 		if err := systemd.Watch(ctx, d.healthy, func(err error) {
 			d.log.Error("the daemon is not healthy; systemd restarts it if this persists", "err", err)

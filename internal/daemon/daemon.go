@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/backup/schedule"
 	"github.com/sandboxd/sandboxd/internal/certs"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/doctor"
@@ -77,6 +78,7 @@ type Daemon struct {
 	watcher *health.Watcher
 	idle    *idle.Watcher
 	metrics *metrics.Metrics
+	backups *schedule.Keeper // nil: no target is configured
 	history *history.Book
 	denials *denials
 	pulls   pulls
@@ -393,6 +395,9 @@ func (d *Daemon) openManager() error {
 
 // serve opens the sockets and answers until ctx ends or a listener fails.
 func (d *Daemon) serve(ctx context.Context, version string, ready func() error) error {
+	if err := openBackups(d, version); err != nil {
+		return err
+	}
 	srv, err := d.newServer(version)
 	if err != nil {
 		return err

@@ -94,6 +94,13 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 	l.RxBytes, l.TxBytes, l.RxPackets, l.TxPackets = t.RxBytes, t.TxBytes, t.RxPackets, t.TxPackets
 	q, err := d.egress.QueueCounts()
 	l.QueueWaiting, l.QueueOverflowed, l.QueueLost = q.Waiting, q.Overflowed, q.Lost
+	if k := d.backups; k != nil {
+		s := k.Status()
+		l.Backup = metrics.Backup{
+			Every: k.Every, Good: s.Backup.Good.Time, Bytes: s.Backup.Good.Bytes, Failed: k.Failures(),
+			DrillGood: s.Drill.Good.Time, DrillFails: !s.Drill.Since.IsZero(),
+		}
+	}
 	return l, err
 }
 

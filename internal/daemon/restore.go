@@ -15,20 +15,32 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/backup"
+	"github.com/sandboxd/sandboxd/internal/backup/schedule"
+	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/durable"
+	"github.com/sandboxd/sandboxd/internal/sealed"
+	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 func stateFile(cfg *config.Config) string { return filepath.Join(cfg.StateDir, "sandboxd.db") }
 
+func placeOf(cfg *config.Config) backup.Place {
+	return backup.Place{Instance: cfg.Instance.String(), AddressPool: cfg.Network.Pool.String()}
+}
+
 // Restore replaces the state by that of a backup, and keeps the present state beside
-// it. No daemon of the instance may run. It writes to out what it did.
+// it. No daemon of the instance may run. It writes to out what it did. One of ids opens an
+// encrypted backup.
 //
 // The daemon that then starts sweeps nothing until AcceptRestored: the host may have
 // sandboxes and disks that were made after the backup.
-func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) (err error) {
+func Restore(_ context.Context, cfg *config.Config, r io.Reader, ids backup.Identities, out io.Writer) (err error) {
 	locks, err := claim(cfg)
 	if err != nil {
 		return fmt.Errorf("restore: %w", stopped(err))
@@ -41,7 +53,7 @@ func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) 
 			err = errors.Join(err, rerr)
 		}
 	}()
-	m, err := unpack(cfg, r, tmp)
+	m, err := backup.Unpack(r, ids, tmp, placeOf(cfg))
 	if err != nil {
 		return fmt.Errorf("restore: %w; the present state is unchanged", noRoom(err))
 	}
@@ -69,6 +81,40 @@ and keeps disks without a record in lost+found for a day.`)
 	return nil
 }
 
+// OpenBackup opens a backup on the target of the configuration: the newest of this host
+// (target.Latest), or the one of that name. Reading it to its end fails if it was changed.
+func OpenBackup(ctx context.Context, cfg *config.Config, name string) (r io.ReadCloser, found string, err error) {
+	to, err := cfg.Backup.Open()
+	if err == nil && to == nil {
+		err = schedule.Unconfigured()
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	b, err := target.Find(ctx, to, ownerOf(cfg), name)
+	if err != nil {
+		return nil, "", err
+	}
+	r, err = target.Open(ctx, to, b.Name)
+	return r, b.Name, err
+}
+
+// CheckBackup does what Restore does in a directory that it then removes, and says what it found.
+// A daemon may run. It needs no state on this host.
+func CheckBackup(ctx context.Context, cfg *config.Config, r io.Reader, ids backup.Identities, out io.Writer) error {
+	trial := trialOf(cfg)
+	m, problems, err := trial.Try(ctx, "", r, ids)
+	if err != nil {
+		return fmt.Errorf("check the backup: %w", noRoom(err))
+	}
+	fmt.Fprintf(out, "ok: the backup that host %q made at %s can be restored: %s, %s\n", m.Host, m.Taken.Format(time.RFC3339),
+		errs.Count(m.State.Sandboxes, "sandbox", "sandboxes"), errs.Count(m.State.Images, "image", "images"))
+	for _, p := range problems {
+		fmt.Fprintln(out, p)
+	}
+	return nil
+}
+
 // AcceptRestored lets the next daemon sweep what is not in a restored state.
 func AcceptRestored(ctx context.Context, cfg *config.Config, out io.Writer) error {
 	locks, err := claim(cfg)
@@ -89,30 +135,6 @@ func AcceptRestored(ctx context.Context, cfg *config.Config, out io.Writer) erro
 		fmt.Fprintf(out, "accepted: %s\n", what)
 	}
 	return err
-}
-
-// unpack writes the store of a backup to path, synced. It refuses a backup of another
-// instance.
-func unpack(cfg *config.Config, r io.Reader, path string) (m backup.Manifest, err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return m, err
-	}
-	m, err = backup.Read(r, f)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return m, err
-	}
-	if m.Instance != cfg.Instance.String() {
-		return m, fmt.Errorf("the backup is of instance %q, and this is instance %q: use --config with the configuration of the backup's "+
-			"instance", m.Instance, cfg.Instance)
-	}
-	if pool := cfg.Network.Pool.String(); m.AddressPool != pool {
-		return m, fmt.Errorf("the backup's sandboxes have addresses of %s, and network.address_pool is %s: set it to that of the backup",
-			m.AddressPool, pool)
-	}
-	facts, err := store.Examine(path)
-	m.State = facts
-	return m, err
 }
 
 // beforeRestore is between the name of the state file and a time in the name of one that was kept.
@@ -169,6 +191,134 @@ func noRoom(err error) error {
 			"space there and try again")
 	}
 	return err
+}
+
+// openBackups makes the keeper of backups, if the configuration names a target for them.
+func openBackups(d *Daemon, version string) error {
+	c := d.cfg.Backup
+	to, err := c.Open()
+	if err != nil || to == nil {
+		return err
+	}
+	recipients, err := backup.ParseRecipients(c.Encrypt)
+	if err != nil {
+		return err
+	}
+	d.backups = schedule.New(schedule.Config{
+		Target:     to,
+		Every:      time.Duration(c.Every),
+		Keep:       schedule.Limits{Count: c.Keep, Age: time.Duration(c.MaxAge)},
+		Recipients: recipients,
+		Owner:      ownerOf(d.cfg),
+		Dir:        d.cfg.StateDir,
+		Take: func(ctx context.Context) (*os.File, error) {
+			f, err := (&system{Daemon: d, version: version}).backup(ctx)
+			return f, noRoom(err)
+		},
+		Trial: trialOf(d.cfg),
+		Log:   d.log,
+		Tell:  func(kind, message string) { sandbox.Tell(d.manager, kind, "", message) },
+	})
+	return nil
+}
+
+// trialOf is what it takes to try a backup on this host.
+func trialOf(cfg *config.Config) schedule.Trial {
+	return schedule.Trial{
+		Every:      time.Duration(cfg.Backup.Drill),
+		Here:       placeOf(cfg),
+		Identities: cfg.Backup.Identities,
+		Key:        func() (*sealed.Key, error) { return openKey(cfg, false) },
+	}
+}
+
+// ownerOf is whose backups on a target are this host's.
+func ownerOf(cfg *config.Config) string {
+	host, _ := os.Hostname()
+	return target.Owner(cfg.Instance.String(), host)
+}
+
+var _ api.Backups = backups{}
+
+// backups is a Keeper as the API has it; it may be nil.
+type backups struct{ *schedule.Keeper }
+
+// List lists the backups on the target.
+func (b backups) List(ctx context.Context) (out []wire.Backup, err error) {
+	if b.Keeper == nil {
+		return nil, schedule.Unconfigured()
+	}
+	all, err := b.Keeper.List(ctx)
+	if err != nil {
+		return nil, unreached("list the backups", err)
+	}
+	for _, one := range all {
+		out = append(out, wireBackup(one))
+	}
+	return out, nil
+}
+
+func wireBackup(b target.Backup) wire.Backup {
+	return wire.Backup{Name: b.Name, Owner: b.Owner, TakenAt: b.Taken, Bytes: max(0, b.Bytes), Encrypted: b.Encrypted, Verified: b.Whole}
+}
+
+// Now takes a backup.
+func (b backups) Now(ctx context.Context) (wire.Backup, error) {
+	if b.Keeper == nil {
+		return wire.Backup{}, schedule.Unconfigured()
+	}
+	one, err := b.Backup(ctx)
+	if err != nil {
+		return wire.Backup{}, unreached("", err)
+	}
+	return wireBackup(one), nil
+}
+
+// Drill restores the newest backup into a directory of its own.
+func (b backups) Drill(ctx context.Context) (wire.BackupDrill, error) {
+	if b.Keeper == nil {
+		return wire.BackupDrill{}, schedule.Unconfigured()
+	}
+	d, err := b.Keeper.Drill(ctx)
+	if err != nil {
+		return wire.BackupDrill{}, unreached("", err)
+	}
+	return wire.BackupDrill{
+		Backup: wireBackup(d.Backup), Sandboxes: d.State.Sandboxes, Images: d.State.Images, Secrets: d.State.Secrets,
+		TookMillis: d.Took.Milliseconds(),
+	}, nil
+}
+
+// Status says how the last runs went.
+func (b backups) Status() (wire.BackupStatus, error) {
+	if b.Keeper == nil {
+		return wire.BackupStatus{}, schedule.Unconfigured()
+	}
+	s := b.Keeper.Status()
+	return wire.BackupStatus{
+		Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
+		MaxAgeSeconds: int64(b.Keep.Age.Seconds()), Encrypted: b.Recipients != nil, Backup: wireRun(s.Backup),
+		DrillSeconds: int64(b.Trial.Every.Seconds()), Drill: wireRun(s.Drill),
+	}, nil
+}
+
+// unreached is an error of the target, or of what is on it, for an admin. It may work later.
+func unreached(what string, err error) error {
+	if code := errs.CodeOf(err); code != errs.Internal {
+		return errs.New(code, "%v", err)
+	}
+	if what != "" {
+		err = fmt.Errorf("%s: %w", what, err)
+	}
+	return errs.New(errs.Unavailable, "%v", err)
+}
+
+func wireRun(h schedule.History) (r wire.BackupRun) {
+	r.LastGood, r.Name, r.Bytes = spec.Moment(h.Good.Time), h.Good.Name, h.Good.Bytes
+	if !h.Since.IsZero() {
+		r.FailingSince, r.LastTried, r.Error = spec.Moment(h.Since), spec.Moment(h.Last.Time), h.Last.Error
+	}
+	return r
 }
 
 // noSweep says why the sweep may erase nothing; empty: it may.

@@ -75,6 +75,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Forks:       d.forks,
 		KeepsMemory: func(name string) bool { return name == oci.Runsc },
 		System:      &system{Daemon: d, version: version, started: time.Now(), layers: map[string]int64{}},
+		Backups:     backups{d.backups},
 		Log:         d.log,
 		History:     d.history,
 		Network:     network{d},

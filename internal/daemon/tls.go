@@ -55,7 +55,7 @@ func openEnds(d *Daemon) {
 		Quick: func(ctx context.Context, now time.Time) ([]validity.End, error) { return configuredEnds(ctx, d, now) },
 		Slow:  func(ctx context.Context, _ time.Time) ([]validity.End, error) { return authorityEnds(ctx, d) },
 		Tell: func(e validity.End, text string) {
-			sandbox.TellHost(d.manager, events.Expires, e.What, text)
+			sandbox.Tell(d.manager, events.Expires, e.What, text)
 		},
 		Log: d.log,
 	}

@@ -83,6 +83,8 @@ var storageChecks = []check{
 			return ok("%s: %s, %d MiB free%s", kind, what, int64(st.Bavail)*st.Bsize>>20, readiness(kind, what))
 		},
 	},
+	backups,
+	drills,
 }
 
 // readiness says how much of a pool in a file was written once.

@@ -26,12 +26,24 @@ type Look struct {
 	QueueLost       int64 // dropped because the daemon did not read fast enough
 	Ends            []End
 	Pressure        map[string]int // the rung of each disk, by its name
+	Backup          Backup
 }
 
 // End is the next end of a certificate or of a key.
 type End struct {
 	What, File   string // a key of the configuration and the path that it names; or a kind, and none
 	Left, Notice time.Duration
+}
+
+// Backup is how the backups on a timer go.
+type Backup struct {
+	Every  time.Duration // 0: there is no timer
+	Good   time.Time     // the last that succeeded; zero: none
+	Bytes  int64         // of that
+	Failed uint64        // since the daemon started
+
+	DrillGood  time.Time // the last restore drill that succeeded; zero: none
+	DrillFails bool      // the last one failed
 }
 
 // Pool is a pool of ready sandboxes.
@@ -63,6 +75,8 @@ type looker struct {
 
 	members, poolWork, poolSeconds, left, notice, pressure *prometheus.Desc
 
+	backupEvery, backupGood, backupBytes, backupFailed, drillGood, drillFails *prometheus.Desc
+
 	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, failed *prometheus.Desc
 }
 
@@ -84,7 +98,16 @@ func newLooker(look func() (Look, error)) *looker {
 			"file"),
 		pressure: d("disk_pressure_rung", "How far a disk has filled: 1 what would go anyway is removed, 2 nothing new is made, 3 idle "+
 			"sandboxes are paused.", "space"),
-		notice:    d("validity_notice_seconds", "How long before that end something should be done.", "what", "file"),
+		notice:      d("validity_notice_seconds", "How long before that end something should be done.", "what", "file"),
+		backupEvery: d("backup_interval_seconds", "How often a backup is taken; 0 without a timer."),
+		backupGood: d("backup_last_success_timestamp_seconds",
+			"When the last backup began that was stored and read back, in Unix seconds; 0 if there was none."),
+		backupBytes:  d("backup_bytes", "Size of the last backup that was stored and read back."),
+		backupFailed: d("backup_failures_total", "Backups that failed."),
+		drillGood: d("backup_drill_last_success_timestamp_seconds",
+			"When the last restore drill began that succeeded, in Unix seconds; 0 if there was none."),
+		drillFails: d("backup_drill_failed", "1 if the last restore drill failed."),
+
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
 		poolUsed:  d("pool_used_bytes", "Used bytes of the storage pool."),
@@ -101,6 +124,7 @@ func newLooker(look func() (Look, error)) *looker {
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		l.members, l.poolWork, l.poolSeconds, l.left, l.notice, l.pressure,
+		l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed, l.drillGood, l.drillFails,
 		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.failed,
 	} {
 		ch <- d
@@ -159,4 +183,22 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 	gauge(l.waiting, float64(v.QueueWaiting))
 	count(l.dropped, float64(v.QueueOverflowed), "queue")
 	count(l.dropped, float64(v.QueueLost), "socket")
+	gauge(l.backupEvery, v.Backup.Every.Seconds())
+	gauge(l.backupGood, unix(v.Backup.Good))
+	gauge(l.drillGood, unix(v.Backup.DrillGood))
+	fails := 0.0
+	if v.Backup.DrillFails {
+		fails = 1
+	}
+	gauge(l.drillFails, fails)
+	gauge(l.backupBytes, float64(v.Backup.Bytes))
+	count(l.backupFailed, float64(v.Backup.Failed))
+}
+
+// unix is a time as Prometheus has it; 0: never.
+func unix(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.Unix())
 }

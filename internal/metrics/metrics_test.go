@@ -33,6 +33,10 @@ func full() (Look, error) {
 		Creating: 2, Waiting: 5, PoolBytes: 100, PoolUsedBytes: 40,
 		Flows: []Flows{{"deny", "blocked", 7}}, RxBytes: 21, TxBytes: 22, RxPackets: 23, TxPackets: 24,
 		QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3,
+		Backup: Backup{
+			Every: time.Hour, Good: time.Unix(1_800_000_000, 0), Bytes: 31, Failed: 32,
+			DrillGood: time.Unix(1_900_000_000, 0), DrillFails: true,
+		},
 	}, nil
 }
 
@@ -74,6 +78,12 @@ func TestScrape(t *testing.T) {
 		`sandboxd_deleting_sandboxes 4`,
 		`sandboxd_prepared_slots{runtime="runc"} 6`,
 		`sandboxd_egress_flows_total{cause="blocked",verdict="deny"} 7`,
+		`sandboxd_backup_interval_seconds 3600`,
+		`sandboxd_backup_last_success_timestamp_seconds 1.8e+09`,
+		`sandboxd_backup_bytes 31`,
+		`sandboxd_backup_failures_total 32`,
+		`sandboxd_backup_drill_last_success_timestamp_seconds 1.9e+09`,
+		`sandboxd_backup_drill_failed 1`,
 		`sandboxd_network_bytes_total{direction="in"} 21`,
 		`sandboxd_network_bytes_total{direction="out"} 22`,
 		`sandboxd_network_packets_total{direction="in"} 23`,

@@ -137,6 +137,17 @@ type (
 		// Backup returns the state as of now. A slow reader delays nobody.
 		Backup(ctx context.Context) (io.ReadCloser, error)
 	}
+	// Backups keeps backups on the target of the configuration. (internal/backup/schedule)
+	//
+	// If there is no target, the error is errs.WrongState.
+	Backups interface {
+		List(ctx context.Context) ([]wire.Backup, error)
+		Status() (wire.BackupStatus, error)
+		// Now takes a backup. It returns when the target has it.
+		Now(ctx context.Context) (wire.Backup, error)
+		// Drill restores the newest backup beside the state. The error says why it cannot be.
+		Drill(ctx context.Context) (wire.BackupDrill, error)
+	}
 	// Network knows what the network refuses sandboxes, and why. (internal/daemon)
 	Network interface {
 		// Denials returns the last denials of a sandbox, with all that the guest can have

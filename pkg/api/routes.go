@@ -149,6 +149,10 @@ func (s *Server) hostTable() []route {
 		{"PUT", "/system/drain", admin, s.system.drain(true)}, // and on the host: see onTheHost
 		{"DELETE", "/system/drain", admin, s.system.drain(false)},
 		{"GET", "/system/backup", admin, s.system.backup},
+		{"GET", "/system/backups", admin, s.backups.list}, // admin: they name directories of the host
+		{"POST", "/system/backups", admin, s.backups.now},
+		{"POST", "/system/backups/drill", admin, s.backups.drill},
+		{"GET", "/system/backups/status", admin, s.backups.status},
 
 		{"POST", "/metrics/events", viewer, noTelemetry},
 		{"*", "/templates/{...}", viewer, never("FSB::API_NOT_SUPPORTED",

@@ -181,7 +181,7 @@ type sampleWorld struct {
 }
 
 func newSampleWorld(t *testing.T) sampleWorld {
-	w := newWorld(t, func(c *Config) { c.System = fakeSystem{} })
+	w := newWorld(t, func(c *Config) { c.System, c.Backups = fakeSystem{}, fakeBackups{} })
 	sb := w.create()
 	w.set(sb.ID, func(r *record.Record) {
 		r.Spec.Name, r.State = "lab", record.Running

@@ -100,6 +100,8 @@ type Config struct {
 	Impaired func() string
 	// System answers /system; may be nil.
 	System System
+	// Backups answers /system/backups; may be nil: then the daemon cannot keep any.
+	Backups Backups
 	// Network answers /sandboxes/{id}/network; may be nil: then nothing is known.
 	Network Network
 
@@ -156,6 +158,7 @@ type Server struct {
 	events      *eventHandlers
 	keys        *keyHandlers
 	system      *systemHandlers
+	backups     *backupHandlers
 	renewals    *renewals
 }
 
@@ -207,6 +210,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 		known: cfg.System, impaired: cfg.Impaired, release: cfg.Version, document: cfg.OpenAPI, page: cfg.Docs, guard: guard,
 		pruner: pruner{sb, sn, im, cfg.Volumes},
 	}
+	s.backups = &backupHandlers{cfg.Backups}
 	s.routes = newRouter(s.table())
 	return s, nil
 }

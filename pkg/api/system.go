@@ -313,6 +313,53 @@ func (s *systemHandlers) backup(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// backupHandlers serve the routes about the backups on the target of the configuration.
+type backupHandlers struct {
+	known Backups // may be nil
+}
+
+func (b *backupHandlers) backups() (Backups, error) {
+	if b.known == nil {
+		return nil, errs.New(errs.Unsupported, "this daemon was built without backups on a timer")
+	}
+	return b.known, nil
+}
+
+func (b *backupHandlers) list(w http.ResponseWriter, r *http.Request) error {
+	return answerOf(w, b, http.StatusOK, func(k Backups) (wire.BackupList, error) {
+		all, err := k.List(r.Context())
+		return wire.BackupList{Items: append([]wire.Backup{}, all...)}, err
+	})
+}
+
+func (b *backupHandlers) status(w http.ResponseWriter, _ *http.Request) error {
+	return answerOf(w, b, http.StatusOK, Backups.Status)
+}
+
+// now takes a backup. A client that hangs up has still asked for it.
+func (b *backupHandlers) now(w http.ResponseWriter, r *http.Request) error {
+	return answerOf(w, b, http.StatusCreated, func(k Backups) (wire.Backup, error) { return k.Now(context.WithoutCancel(r.Context())) })
+}
+
+// drill tries to restore the newest backup.
+func (b *backupHandlers) drill(w http.ResponseWriter, r *http.Request) error {
+	return answerOf(w, b, http.StatusOK, func(k Backups) (wire.BackupDrill, error) { return k.Drill(context.WithoutCancel(r.Context())) })
+}
+
+// answerOf answers with what ask returns.
+func answerOf[T any](w http.ResponseWriter, b *backupHandlers, status int, ask func(Backups) (T, error)) error {
+	k, err := b.backups()
+	if err != nil {
+		return err
+	}
+	v, err := ask(k)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, status, v)
+	return nil
+}
+
 // keyHandlers list, make and remove API keys.
 type keyHandlers struct {
 	guard *auth.Guard

@@ -119,6 +119,64 @@ func TestPrune(t *testing.T) {
 	}
 }
 
+// fakeBackups has one backup, and fails if it is full.
+type fakeBackups struct{ full bool }
+
+func (fakeBackups) one() wire.Backup {
+	return wire.Backup{Name: "sandboxd-t-h-000001-20261127T120000Z.tar.gz", Owner: "t-h", TakenAt: time.Unix(0, 0).UTC(), Verified: true}
+}
+
+func (f fakeBackups) List(context.Context) ([]wire.Backup, error) { return []wire.Backup{f.one()}, nil }
+
+func (fakeBackups) Status() (wire.BackupStatus, error) {
+	return wire.BackupStatus{Target: "/srv", Backup: wire.BackupRun{Error: "it was full"}}, nil
+}
+
+func (f fakeBackups) Now(ctx context.Context) (wire.Backup, error) {
+	if f.full {
+		return wire.Backup{}, errs.New(errs.Unavailable, "/srv is full")
+	}
+	return f.one(), ctx.Err()
+}
+
+func (f fakeBackups) Drill(ctx context.Context) (wire.BackupDrill, error) {
+	if f.full {
+		return wire.BackupDrill{}, errs.New(errs.Unavailable, "it is damaged")
+	}
+	return wire.BackupDrill{Backup: f.one(), Sandboxes: 3}, ctx.Err()
+}
+
+// TestBackups serves what the keeper of backups says.
+func TestBackups(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Backups = fakeBackups{} })
+	for _, c := range []struct {
+		method, path string
+		status       int
+		says         string
+	}{
+		{"GET", "/system/backups", 200, `"items":[{"name":"sandboxd-t-h-000001-`},
+		{"POST", "/system/backups", 201, `"verified":true`},
+		{"GET", "/system/backups/status", 200, `"error":"it was full"`},
+		{"POST", "/system/backups/status", 405, ""},
+		{"POST", "/system/backups/drill", 200, `"sandboxes":3`},
+	} {
+		if a := w.do(c.method, "/v1"+c.path, ""); a.StatusCode != c.status || !strings.Contains(string(a.body), c.says) {
+			t.Errorf("%s %s: %d %s", c.method, c.path, a.StatusCode, a.body)
+		}
+	}
+	w = newWorld(t, func(c *Config) { c.Backups = fakeBackups{true} })
+	if a := w.do("POST", "/v1/system/backups", ""); a.StatusCode != 503 || !strings.Contains(string(a.body), "/srv is full") {
+		t.Errorf("a full target: %d %s", a.StatusCode, a.body)
+	}
+	if a := w.do("POST", "/v1/system/backups/drill", ""); a.StatusCode != 503 || !strings.Contains(string(a.body), "it is damaged") {
+		t.Errorf("a drill that failed: %d %s", a.StatusCode, a.body)
+	}
+	w = newWorld(t)
+	if a := w.do("GET", "/v1/system/backups", ""); a.StatusCode != 400 {
+		t.Errorf("a daemon without them: %d %s", a.StatusCode, a.body)
+	}
+}
+
 // overUnix returns a client of the server at socket.
 func overUnix(t *testing.T, socket string) *http.Client {
 	c := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

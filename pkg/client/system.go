@@ -59,6 +59,30 @@ func (c System) Backup(ctx context.Context, w io.Writer) error {
 	return c.copyTo(ctx, get("/system/backup"), w)
 }
 
+// Backups are the backups on the target of the daemon's configuration.
+func (c System) Backups(ctx context.Context) ([]wire.Backup, error) {
+	var l wire.BackupList
+	err := c.do(ctx, request{method: http.MethodGet, path: "/system/backups", patient: true}, &l)
+	return l.Items, err
+}
+
+// BackupStatus says where backups go, and how the last ones went.
+func (c System) BackupStatus(ctx context.Context) (wire.BackupStatus, error) {
+	return ask[wire.BackupStatus](ctx, c.daemon, get("/system/backups/status"))
+}
+
+// BackupNow takes a backup, and returns when the target has it.
+func (c System) BackupNow(ctx context.Context) (b wire.Backup, err error) {
+	err = c.do(ctx, request{method: http.MethodPost, path: "/system/backups", patient: true}, &b)
+	return b, err
+}
+
+// BackupDrill tries whether the newest backup can be restored. The error says why it cannot.
+func (c System) BackupDrill(ctx context.Context) (d wire.BackupDrill, err error) {
+	err = c.do(ctx, request{method: http.MethodPost, path: "/system/backups/drill", patient: true}, &d)
+	return d, err
+}
+
 // Keys are the API keys of a daemon.
 type Keys struct{ *daemon }
 

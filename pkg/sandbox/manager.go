@@ -442,10 +442,8 @@ func Denied(m *Manager, id, what string) {
 	b.Pass(events.Event{Time: now(), Type: events.Denied, ID: id, Name: r.Spec.Name, Message: what})
 }
 
-// TellHost publishes an event of the host, which is about no sandbox.
-func TellHost(m *Manager, kind, reason, message string) {
-	m.life.bus.Publish(kind, &record.Record{Reason: record.Reason(reason), Message: message})
-}
+// Tell tells the readers of events what happened to the host.
+func Tell(m *Manager, kind, reason, message string) { m.life.bus.Tell(kind, reason, message) }
 
 // Deadline is when a sandbox will be erased: when it expires or, if it has ended, after
 // Config.Retain. Zero means never.

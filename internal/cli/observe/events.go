@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -62,9 +63,11 @@ and have no ID.`,
 				case done:
 				case o.Format == command.Name && ev.ID == "": // an event of the host
 				case o.Format == command.Name:
-					fmt.Println(text.Printable(ev.ID))
+					if ev.ID != "" { // an event of the host has none
+						fmt.Println(text.Printable(ev.ID))
+					}
 				default:
-					line := fmt.Sprintf("%s %s %s", ev.Time.Local().Format(time.RFC3339), ev.ID, ev.Type)
+					line := fmt.Sprintf("%s %s %s", ev.Time.Local().Format(time.RFC3339), cmp.Or(ev.ID, "-"), ev.Type)
 					for _, more := range []string{ev.Name, ev.Reason, ev.Message} {
 						if more != "" {
 							line += " " + more

@@ -52,20 +52,25 @@ daemon's host.`,
 // is nothing to connect to.
 func newSystemRestore() *cobra.Command {
 	var (
-		accept bool
-		config string
+		accept, check          bool
+		config, from, identity string
 	)
 	cmd := &cobra.Command{
-		Use:     "restore FILE",
-		Short:   `Restore the state from a backup (runs "sandboxd restore" on this host)`,
-		Example: `  sandboxctl system restore /root/sandboxd-2026-11-21.tar.gz`,
-		Args:    cobra.MaximumNArgs(1),
+		Use:   "restore [FILE]",
+		Short: `Restore the state from a backup (runs "sandboxd restore" on this host)`,
+		Example: `  sandboxctl system restore /root/sandboxd-2026-11-21.tar.gz
+  sandboxctl system restore --from latest --identity /root/backup.key`,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if accept {
-				args = append(args, "--accept")
+			for flag, given := range map[string]bool{"--accept": accept, "--check": check} {
+				if given {
+					args = append(args, flag)
+				}
 			}
-			if config != "" {
-				args = append(args, "--config", config)
+			for flag, value := range map[string]string{"--config": config, "--from": from, "--identity": identity} {
+				if value != "" {
+					args = append(args, flag, value)
+				}
 			}
 			program, err := exec.LookPath("sandboxd")
 			if err != nil {
@@ -82,6 +87,9 @@ func newSystemRestore() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&accept, "accept", false, "let the next daemon remove what the restored state does not know")
+	cmd.Flags().BoolVar(&check, "check", false, "only try whether the backup can be restored; replace nothing")
+	cmd.Flags().StringVar(&from, "from", "", `"latest", or the name of a backup on the target of the configuration`)
+	cmd.Flags().StringVar(&identity, "identity", "", "file with a private key of age that opens an encrypted backup")
 	cmd.Flags().StringVar(&config, "config", "", "configuration file of the daemon")
 	return cmd
 }

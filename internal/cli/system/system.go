@@ -22,6 +22,7 @@ func newSystem(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl system info
   sandboxctl system backup -o state.tar.gz`,
 	}
-	cmd.AddCommand(newSystemInfo(p), newSystemDf(p), newSystemPrune(p), newSystemDrain(p), newSystemBackup(p), newSystemRestore())
+	cmd.AddCommand(newSystemInfo(p), newSystemDf(p), newSystemPrune(p), newSystemDrain(p), newSystemBackup(p), newSystemBackups(p),
+		newSystemRestore())
 	return cmd
 }

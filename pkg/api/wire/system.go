@@ -94,6 +94,59 @@ type SystemPruneReport struct {
 	BytesReclaimed int64    `json:"bytesReclaimed"`
 }
 
+// Backup is a backup on the target of the configuration. (ours)
+type Backup struct {
+	Name      string    `json:"name"`
+	Owner     string    `json:"owner"`   // the instance and the host
+	TakenAt   time.Time `json:"takenAt"` // by the clock of that host
+	Bytes     int64     `json:"bytes"`
+	Encrypted bool      `json:"encrypted"`
+	// Verified is whether it was read back and compared after it was stored. One that is not
+	// was cut short.
+	Verified bool `json:"verified"`
+}
+
+// BackupList answers GET /system/backups: those of all owners, of each the oldest first. (ours)
+type BackupList struct {
+	Items []Backup `json:"items"`
+}
+
+// BackupStatus answers GET /system/backups/status. (ours)
+type BackupStatus struct {
+	Target        string    `json:"target"`
+	EverySeconds  int64     `json:"everySeconds"`  // 0: on request only
+	Keep          int       `json:"keep"`          // 0: no limit
+	MaxAgeSeconds int64     `json:"maxAgeSeconds"` // 0: no limit
+	Encrypted     bool      `json:"encrypted"`
+	Backup        BackupRun `json:"backup"`
+	DrillSeconds  int64     `json:"drillSeconds"` // 0: on request only
+	Drill         BackupRun `json:"drill"`
+}
+
+// BackupDrill answers POST /system/backups/drill: a backup that was restored, and what is in it.
+// (ours)
+type BackupDrill struct {
+	Backup     Backup `json:"backup"`
+	Sandboxes  int    `json:"sandboxes"`
+	Images     int    `json:"images"`
+	Secrets    int    `json:"secrets"`
+	TookMillis int64  `json:"tookMillis"`
+}
+
+// BackupRun is how a task has gone. (ours)
+type BackupRun struct {
+	// LastGood is when the last run began that succeeded, and Name and Bytes are of its backup;
+	// absent: none has.
+	LastGood *time.Time `json:"lastGood,omitempty"`
+	Name     string     `json:"name,omitempty"`
+	Bytes    int64      `json:"bytes,omitempty"`
+	// FailingSince is when it failed first after that, LastTried when the last run began, and Error
+	// why it failed; absent: it did not fail.
+	FailingSince *time.Time `json:"failingSince,omitempty"`
+	LastTried    *time.Time `json:"lastTried,omitempty"`
+	Error        string     `json:"error,omitempty"`
+}
+
 // Deleting is what deleted sandboxes still hold, because the kernel is taking them apart.
 // (ours)
 type Deleting struct {

@@ -177,15 +177,34 @@ func (b *Bus) Publish(kind string, r *record.Record) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	e = b.keep(e)
+	for s := range b.subs {
+		s.send(e)
+	}
+}
+
+// Tell tells those who read by Since of something that happened to the host and not to a sandbox.
+// It is kept like the others, and has no ID.
+func (b *Bus) Tell(kind, reason, message string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e := b.keep(Event{Time: now(), Type: kind, Reason: reason, Message: message})
+	for s := range b.subs {
+		if s.all {
+			s.send(e)
+		}
+	}
+}
+
+// keep is called with mu held. It gives an event its cursor.
+func (b *Bus) keep(e Event) Event {
 	b.n++
 	e.Cursor = b.cursor(b.n)
 	if len(b.recent) == kept {
 		b.recent = append(b.recent[:0], b.recent[1:]...)
 	}
 	b.recent = append(b.recent, e)
-	for s := range b.subs {
-		s.send(e)
-	}
+	return e
 }
 
 // Pass sends an event that is not kept, to those who read by Since and keep up.

@@ -96,13 +96,23 @@ func TestPassed(t *testing.T) {
 	if e := <-inside; e.Type != "kept" {
 		t.Errorf("a part of the daemon got %q", e.Type)
 	}
+	// What happens to the host is for readers outside, and kept.
+	b.Tell("backup", "", "done")
+	if len(inside) > 0 {
+		t.Errorf("a part of the daemon got %+v", <-inside)
+	}
+	again := b.Since(t.Context(), b.cursor(1), time.Time{})
+	<-again
+	if e := <-again; e.Type != "backup" || e.ID != "" || e.Message != "done" || e.Cursor == "" {
+		t.Errorf("a reader that comes back got %+v", e)
+	}
 	n := 0
 	for e := <-start; e.Type != "kept"; e = <-start {
 		if n++; e.Type != Denied || e.Cursor != "" {
 			t.Fatalf("got %+v", e)
 		}
 	}
-	if n != buffer/2 || len(b.recent) != 1 {
+	if n != buffer/2 || len(b.recent) != 2 {
 		t.Errorf("a reader that is behind got %d, and %d are kept", n, len(b.recent))
 	}
 }

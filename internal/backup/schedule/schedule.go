@@ -1,0 +1,266 @@
+// Package schedule takes backups on a timer, removes old ones, and tries to restore the newest.
+//
+//	Tick ─▶ due? ─▶ take ─▶ encrypt ─▶ put, read back, compare, mark ─▶ remove old ones
+//
+// What surprises: nothing is removed before a new backup was read back, and the newest whole
+// backup is never removed. So a target that is gone, full or lies costs no backup; the keeper
+// tries again (retry), and Status tells since when it fails. A drill (drill.go) shows that the
+// newest backup can be restored.
+package schedule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/backup"
+	"github.com/sandboxd/sandboxd/internal/backup/target"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// Limits are the backups that are kept; 0: no limit. The newest whole one stays whatever they
+// say.
+type Limits struct {
+	Count int
+	Age   time.Duration
+}
+
+// Config is the configuration of a Keeper.
+type Config struct {
+	Target     target.Target
+	Every      time.Duration // 0: on request only
+	Keep       Limits
+	Recipients backup.Recipients // nil: not encrypted
+	Owner      string            // of the backups (target.Owner)
+	Dir        string            // the daemon's state: copies and Status are there
+	// Take returns a backup of now, at its beginning: a file without a name in Dir.
+	Take  func(context.Context) (*os.File, error)
+	Trial Trial
+	Now   func() time.Time // nil: time.Now
+	Log   *slog.Logger
+	Tell  func(kind, message string) // of the end of each run; may be nil
+}
+
+// The kinds of what a Keeper tells.
+const (
+	Done   = "backup"        // a backup is stored, read back and compared
+	Failed = "backup_failed" // none is; those before stay
+)
+
+// limit bounds one run: a target that hangs must not keep the next one from trying.
+const limit = 2 * time.Hour
+
+// tick is how often Run looks at the clock. A clock that jumps is noticed at the next look.
+const tick = time.Minute
+
+// A Keeper keeps backups. Its methods may be called concurrently; runs are one after the other.
+type Keeper struct {
+	Config
+	turn chan struct{} // full while something runs
+
+	mu     sync.Mutex
+	status Status // guarded by mu
+	failed uint64 // backups, since the daemon started; guarded by mu
+}
+
+// New returns a Keeper that knows what the one before it knew.
+func New(c Config) *Keeper {
+	if c.Now == nil {
+		c.Now = func() time.Time { return time.Now().Round(0).UTC() }
+	}
+	if c.Tell == nil {
+		c.Tell = func(string, string) {}
+	}
+	k := &Keeper{Config: c, turn: make(chan struct{}, 1)}
+	var err error
+	if k.status, err = ReadStatus(c.Dir); err != nil {
+		c.Log.Warn("what is known of earlier backups cannot be read; the next one is taken at once", "err", err)
+	}
+	return k
+}
+
+// Run does what is due, until ctx ends. A target that hangs may keep it from returning.
+func (k *Keeper) Run(ctx context.Context) {
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C: // not at once: other work of a start comes first
+			k.Tick(ctx)
+		}
+	}
+}
+
+// Tick does what is due now.
+func (k *Keeper) Tick(ctx context.Context) {
+	if s := k.Status(); s.Backup.due(k.Every, k.Now()) {
+		k.Backup(ctx) //nolint:errcheck // Backup has logged it
+	}
+	if s := k.Status(); s.Backup.Good.Name != "" && s.Drill.due(k.Trial.Every, k.Now()) {
+		k.Drill(ctx) //nolint:errcheck // likewise
+	}
+}
+
+// Status is how the last runs went.
+func (k *Keeper) Status() Status {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.status
+}
+
+// Failures is how many backups failed since the daemon started.
+func (k *Keeper) Failures() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.failed
+}
+
+// List lists the backups of all owners on the target.
+func (k *Keeper) List(ctx context.Context) ([]target.Backup, error) {
+	return target.Backups(ctx, k.Target)
+}
+
+// enter waits for other runs.
+func (k *Keeper) enter(ctx context.Context) error {
+	select {
+	case k.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Backup takes a backup now. It returns when the target has it, and old ones are removed.
+func (k *Keeper) Backup(ctx context.Context) (b target.Backup, err error) {
+	if err := k.enter(ctx); err != nil {
+		return b, err
+	}
+	defer func() { <-k.turn }()
+	began := k.Now()
+	bounded, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s has not taken it within %s", k.Target, limit))
+	defer cancel()
+	b, err = k.backup(bounded)
+	if err != nil && ctx.Err() != nil { // the daemon ends: it is nobody's fault
+		return b, err
+	}
+	run := Run{Time: began, Name: b.Name, Bytes: b.Bytes}
+	if err != nil {
+		run.Error = err.Error()
+	}
+	h := k.note(func(s *Status) *History { return &s.Backup }, run)
+	if err != nil {
+		k.mu.Lock()
+		k.failed++
+		k.mu.Unlock()
+		k.Log.Error("the backup failed; those before it stay, and the timer tries again", "target", k.Target.String(), "since", h.Since,
+			"err", err)
+		k.Tell(Failed, run.Error)
+		return b, fmt.Errorf("back up to %s: %w", k.Target, err)
+	}
+	k.Log.Info("backup", "name", b.Name, "target", k.Target.String(), "bytes", b.Bytes, "encrypted", b.Encrypted,
+		"dur", k.Now().Sub(began).Round(time.Millisecond))
+	k.Tell(Done, fmt.Sprintf("%s, %d bytes", b.Name, b.Bytes))
+	return b, nil
+}
+
+func (k *Keeper) backup(ctx context.Context) (b target.Backup, err error) {
+	all, err := k.own(ctx) // first: a target that is gone costs no copy of the state
+	if err != nil {
+		return b, err
+	}
+	good := k.Status().Backup.Good
+	if good.Name != "" && !slices.ContainsFunc(all, func(b target.Backup) bool { return b.Name == good.Name && b.Whole }) {
+		k.Log.Warn("the last backup is not on the target any more: somebody has removed it, or another disk is mounted there",
+			"name", good.Name, "target", k.Target.String())
+	}
+	f, err := k.take(ctx)
+	if err != nil {
+		return b, err
+	}
+	defer f.Close() //nolint:errcheck // it is on the target by then, or not
+	fi, err := f.Stat()
+	if err != nil {
+		return b, err
+	}
+	number := 1
+	if n := len(all); n > 0 {
+		number = all[n-1].Number + 1
+	}
+	now := k.Now().UTC().Truncate(time.Second)
+	b = target.Backup{
+		Name: target.Name(k.Owner, number, now, k.Recipients != nil), Owner: k.Owner, Number: number, Taken: now,
+		Encrypted: k.Recipients != nil, Bytes: fi.Size(), Whole: true,
+	}
+	if _, err := target.Save(ctx, k.Target, b.Name, f, b.Bytes); err != nil {
+		return b, err
+	}
+	for _, old := range Plan(append(all, b), k.Keep, now) {
+		if err := target.Drop(ctx, k.Target, old.Name); err != nil {
+			k.Log.Warn("an old backup is not removed; the next run tries again", "name", old.Name, "err", err)
+			continue
+		}
+		k.Log.Info("backup removed", "name", old.Name, "whole", old.Whole)
+	}
+	return b, nil
+}
+
+// own lists this owner's backups, the oldest first.
+func (k *Keeper) own(ctx context.Context) ([]target.Backup, error) {
+	all, err := k.List(ctx)
+	return slices.DeleteFunc(all, func(b target.Backup) bool { return b.Owner != k.Owner }), err
+}
+
+// take makes the file that the target gets.
+func (k *Keeper) take(ctx context.Context) (*os.File, error) {
+	f, err := k.Take(ctx)
+	if err != nil || k.Recipients == nil {
+		return f, err
+	}
+	defer f.Close() //nolint:errcheck // read only
+	out, err := os.OpenFile(k.Dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("make a file for the encrypted backup: %w", err)
+	}
+	err = k.Recipients.Encrypt(out, f)
+	if err == nil {
+		_, err = out.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return nil, errors.Join(err, out.Close())
+	}
+	return out, nil
+}
+
+// Plan says which backups of one owner go, the oldest first, after the last of them was stored. It
+// is whole, and never goes. Those that were cut short go, and the mark of one that is gone.
+func Plan(all []target.Backup, keep Limits, now time.Time) (gone []target.Backup) {
+	whole := 0
+	for i, b := range slices.Backward(all) {
+		if b.Whole {
+			whole++
+		}
+		switch {
+		case i == len(all)-1:
+		case !b.Whole, keep.Count > 0 && whole > keep.Count, keep.Age > 0 && now.Sub(b.Taken) > keep.Age:
+			gone = append(gone, b)
+		}
+	}
+	slices.Reverse(gone)
+	return gone
+}
+
+// Unconfigured is what a daemon without a target answers.
+func Unconfigured() error {
+	return errs.New(errs.WrongState, "this daemon keeps no backups: name a directory or a bucket in backup.target of its configuration, "+
+		"and restart it; `sandboxctl system backup` writes one to a file without that")
+}

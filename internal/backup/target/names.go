@@ -1,0 +1,136 @@
+package target
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// A Backup is one that a target has. Its name is
+//
+//	sandboxd-<instance>-<host>-<number>-<time>.tar.gz[.age]
+//
+// The numbers of an instance of a host count up. They, and not the times, say which backup is
+// newer: a clock may have been wrong.
+type Backup struct {
+	Name      string
+	Owner     string // <instance>-<host>
+	Number    int
+	Taken     time.Time // by the clock of that host, in seconds
+	Encrypted bool
+	Bytes     int64
+	// Whole is whether it was read back and compared after it was stored.
+	Whole bool
+}
+
+const (
+	nameTime  = "20060102T150405Z"
+	sealedEnd = ".age"
+)
+
+var (
+	nameForm = regexp.MustCompile(`^sandboxd-([a-z]-[a-z0-9.-]+)-(\d{6,9})-(\d{8}T\d{6}Z)\.tar\.gz(\.age)?$`)
+	notHost  = regexp.MustCompile(`[^a-z0-9.]+`)
+)
+
+// Owner returns the owner of the backups of an instance of a host.
+func Owner(instance, host string) string {
+	host = strings.Trim(notHost.ReplaceAllString(strings.ToLower(host), "-"), "-.")
+	return instance + "-" + cmp.Or(host, "localhost")
+}
+
+// Name returns the name of a backup.
+func Name(owner string, number int, taken time.Time, encrypted bool) string {
+	name := fmt.Sprintf("sandboxd-%s-%06d-%s.tar.gz", owner, number, taken.UTC().Format(nameTime))
+	if encrypted {
+		name += sealedEnd
+	}
+	return name
+}
+
+// ParseName reads the name of a backup; false: it is none.
+func ParseName(name string) (b Backup, ok bool) {
+	m := nameForm.FindStringSubmatch(name)
+	if m == nil {
+		return b, false
+	}
+	taken, err := time.Parse(nameTime, m[3])
+	number, nerr := strconv.Atoi(m[2])
+	if err != nil || nerr != nil {
+		return b, false
+	}
+	return Backup{Name: name, Owner: m[1], Number: number, Taken: taken, Encrypted: m[4] != ""}, true
+}
+
+// Backups lists the backups of a target, those of each owner from the oldest to the newest.
+// It leaves out all other files. One of which only the mark is left has -1 bytes.
+func Backups(ctx context.Context, t Target) ([]Backup, error) {
+	files, err := t.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]Backup{}
+	for _, f := range files {
+		name, mark := strings.CutSuffix(f.Name, Suffix)
+		b, ok := ParseName(name)
+		if !ok {
+			continue
+		}
+		was, known := all[name]
+		switch {
+		case mark:
+			b.Whole, b.Bytes = true, -1
+			if known {
+				b.Bytes = was.Bytes
+			}
+		default:
+			b.Whole, b.Bytes = was.Whole, f.Bytes
+		}
+		all[name] = b
+	}
+	list := make([]Backup, 0, len(all))
+	for _, b := range all {
+		b.Whole = b.Whole && b.Bytes >= 0
+		list = append(list, b)
+	}
+	slices.SortFunc(list, func(a, b Backup) int {
+		return cmp.Or(cmp.Compare(a.Owner, b.Owner), a.Number-b.Number, cmp.Compare(a.Name, b.Name))
+	})
+	return list, nil
+}
+
+// Latest is the name for the newest whole backup, in Find.
+const Latest = "latest"
+
+// Find finds a backup by its name, or the newest whole one of an owner as Latest.
+func Find(ctx context.Context, t Target, owner, name string) (b Backup, err error) {
+	all, err := Backups(ctx, t)
+	if err != nil {
+		return b, err
+	}
+	var others []string
+	for _, one := range slices.Backward(all) {
+		switch {
+		case one.Name == name, name == Latest && one.Owner == owner && one.Whole:
+			return one, nil
+		case one.Whole && one.Owner != owner:
+			others = append(others, one.Name)
+		}
+	}
+	if name != Latest {
+		return b, errs.New(errs.NotFound, "%s has no backup %q; `sandboxctl system backups ls` lists them", t, name)
+	}
+	hint := ""
+	if len(others) > 0 {
+		hint = fmt.Sprintf("; it has %s of others, such as %s: name the one to use", errs.Count(len(others), "backup", "backups"),
+			others[0])
+	}
+	return b, errs.New(errs.NotFound, "%s has no whole backup of %s%s", t, owner, hint)
+}
