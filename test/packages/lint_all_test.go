@@ -5,6 +5,7 @@ package packages
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -44,10 +45,12 @@ func TestLint(t *testing.T) {
 	if err := os.WriteFile(out+"/rpmlint.toml", config, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	// lintian counts errors that are overridden, too, so its status is of no use. It begins the line
+	// of an error with "E:"; rpmlint has it in the middle, and ends with 64 if there is one.
 	got, err := world(t, out, `rm -rf /etc/sandboxd
-lintian --allow-root --fail-on error --show-overrides p/*.deb
+lintian --allow-root --fail-on none --show-overrides p/*.deb
 rpmlint --config p/rpmlint.toml p/*.rpm`)
-	if err != nil {
+	if err != nil || regexp.MustCompile(`(?m)^E: | E: `).MatchString(got) || !strings.Contains(got, " 0 errors") {
 		t.Errorf("%v:\n%s", err, got)
 	}
 	t.Log(got)
