@@ -37,6 +37,7 @@ const (
 	maxManifest  = 4 << 20
 	maxSignature = 2 << 10
 	maxMembers   = 4096
+	maxPatches   = 64      // each costs a second reading of what is in front of it
 	maxSize      = 1 << 40 // of the members' stream, and of each member: 4096 of them fit into an int64
 	maxName      = 512
 	maxElement   = 255 // NAME_MAX of Linux
@@ -74,6 +75,18 @@ type Member struct {
 	Size    int64  `json:"size"`
 	SHA256  string `json:"sha256"` // in hex
 	Mode    string `json:"mode"`   // 0644 or 0755
+	// Like names an earlier member of which this one is stored as a patch, which has Stored bytes.
+	// The other one is no patch itself.
+	Like   string `json:"like,omitempty"`
+	Stored int64  `json:"stored,omitempty"`
+}
+
+// inStream is how many bytes of the stream are the member's.
+func (f Member) inStream() int64 {
+	if f.Like != "" {
+		return f.Stored
+	}
+	return f.Size
 }
 
 // parse reads a manifest and holds it against all rules.
@@ -129,6 +142,28 @@ func (m *Manifest) check() error {
 	}
 	if !slices.IsSortedFunc(m.Members, byName) {
 		return errs.New(errs.Invalid, "the members are not sorted by name")
+	}
+	return m.checkPatches()
+}
+
+func (m *Manifest) checkPatches() error {
+	patches := 0
+	whole := map[string]bool{}
+	for _, f := range m.Members {
+		switch {
+		case f.Like == "" && f.Stored == 0:
+			whole[f.Name] = true
+		case f.Like == "" || f.Stored < 0 || f.Stored > maxSize:
+			return errs.New(errs.Invalid, "the member %s is stored in %d bytes as a patch of %q", f.Name, f.Stored, f.Like)
+		case !whole[f.Like]:
+			return errs.New(errs.Invalid, "the member %s is a patch of %.600q, which is no earlier member that is stored whole",
+				f.Name, f.Like)
+		default:
+			patches++
+		}
+	}
+	if patches > maxPatches {
+		return errs.New(errs.Invalid, "%d members are patches, more than %d", patches, maxPatches)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"aead.dev/minisign"
@@ -27,6 +28,8 @@ import (
 type Source struct {
 	Member
 	Path string
+
+	patch string // a file with the patch, if the member has Like
 }
 
 // Plan is what a bundle is made of.
@@ -56,7 +59,17 @@ func Create(ctx context.Context, path string, p Plan) (err error) {
 		if err := sources[i].measure(ctx); err != nil {
 			return fmt.Errorf("bundle %s: %w", path, err)
 		}
-		m.Members = append(m.Members, sources[i].Member)
+	}
+	work, err := os.MkdirTemp(filepath.Dir(path), ".bundle.")
+	if err != nil {
+		return fmt.Errorf("create the bundle: %w", err)
+	}
+	defer os.RemoveAll(work)
+	if err := patchImages(ctx, work, sources); err != nil {
+		return fmt.Errorf("bundle %s: %w", path, err)
+	}
+	for _, s := range sources {
+		m.Members = append(m.Members, s.Member)
 	}
 	if err := m.check(); err != nil {
 		return fmt.Errorf("bundle %s: %w", path, err)
@@ -123,15 +136,76 @@ func pack(ctx context.Context, w io.Writer, sources []Source) error {
 		return err
 	}
 	for _, s := range sources {
-		again := s
+		again, want := s, s.Member
+		if s.patch != "" {
+			again.Path = s.patch
+			want.Size = s.Stored
+		}
 		if err := again.read(ctx, z); err != nil {
 			return errors.Join(err, z.Close())
 		}
-		if again.Member != s.Member {
+		if s.patch == "" && again.Member != want || again.Size != want.Size {
 			return errors.Join(errs.New(errs.WrongState, "%s changed while it was read: wait until it is complete", s.Path), z.Close())
 		}
 	}
 	return z.Close()
+}
+
+// patchImages makes patches, in dir, of images that have at least a quarter in common with an
+// earlier one: of the one that has most.
+func patchImages(ctx context.Context, dir string, sources []Source) error {
+	type image struct {
+		*Source
+		index index
+	}
+	var whole []image
+	patches := 0
+	for i := range sources {
+		s := &sources[i]
+		if s.Kind != Image {
+			continue
+		}
+		best, most := -1, int64(0)
+		for j, other := range whole {
+			in, of, err := other.index.shared(ctx, s.Path)
+			if err != nil {
+				return err
+			}
+			if in > most && 4*in >= of {
+				best, most = j, in
+			}
+		}
+		if best < 0 || patches == maxPatches {
+			found, err := indexOf(ctx, s.Path)
+			if err != nil {
+				return err
+			}
+			whole = append(whole, image{s, found})
+			continue
+		}
+		patches++
+		if err := s.patchOf(ctx, filepath.Join(dir, strconv.Itoa(i)), whole[best].Source, whole[best].index); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// patchOf makes s a patch of other.
+func (s *Source) patchOf(ctx context.Context, file string, other *Source, found index) error {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(patch(ctx, f, *s, other.Path, found), f.Close()); err != nil {
+		return err
+	}
+	fi, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
+	s.patch, s.Like, s.Stored = file, other.Name, fi.Size()
+	return nil
 }
 
 // measure sets size, hash and mode of s.

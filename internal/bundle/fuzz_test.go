@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,6 +53,7 @@ func FuzzSigned(f *testing.F) {
 	f.Add(one(f, "text", nil), whole)
 	f.Add(one(f, "", nil), squeeze(f, make([]byte, 1<<20)))
 	f.Add(one(f, "text", func(_ *Manifest, m *Member) { m.Name = "../a" }), whole)
+	f.Add(two(f, "text", "next", 8), squeeze(f, []byte("text\x01\x02\x02ne\x00\x00\x00")))
 	f.Add([]byte(`{"format":1,"version":"1.2.3","os":"linux","architecture":"amd64","members":[],"members":null}`), []byte{})
 	path := filepath.Join(f.TempDir(), "test.bundle")
 	f.Fuzz(func(t *testing.T, manifest, stream []byte) {
@@ -59,7 +62,8 @@ func FuzzSigned(f *testing.F) {
 		if len(manifest) > maxManifest || len(manifest) < 2 {
 			return
 		}
-		if err := os.WriteFile(path, forge(by, release, manifest, stream), 0o644); err != nil {
+		// An input before this one may have failed.
+		if err := errors.Join(os.RemoveAll(path+".out"), os.WriteFile(path, forge(by, release, manifest, stream), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 		b, err := Open(context.Background(), path, []Key{by.public})
@@ -93,11 +97,17 @@ func mended(manifest, stream []byte) []byte {
 	if err != nil {
 		return manifest
 	}
+	whole := map[string][]byte{}
 	for i := range m.Members {
 		f := &m.Members[i]
-		n := min(max(f.Size, 0), int64(len(content)))
-		sum := sha256.Sum256(content[:n])
+		n := min(max(f.inStream(), 0), int64(len(content)))
+		made := content[:n]
+		if f.Like != "" {
+			made = apply(whole[f.Like], made)
+		}
+		sum := sha256.Sum256(made)
 		f.SHA256, content = hex.EncodeToString(sum[:]), content[n:]
+		whole[f.Name] = made
 	}
 	b, err := json.Marshal(m)
 	if err != nil {
@@ -120,8 +130,8 @@ func oracle(t *testing.T, out string, manifest, stream []byte) {
 	t.Helper()
 	var m struct {
 		Members []struct {
-			Name, Mode string
-			Size       int
+			Name, Mode, Like string
+			Size, Stored     int
 		}
 	}
 	if err := json.Unmarshal(manifest, &m); err != nil {
@@ -132,12 +142,25 @@ func oracle(t *testing.T, out string, manifest, stream []byte) {
 		t.Fatal(err)
 	}
 	var names []string
+	whole := map[string][]byte{}
 	for _, f := range m.Members {
+		n := f.Size
+		if f.Like != "" {
+			n = f.Stored
+		}
+		if n > len(content) {
+			t.Fatalf("%s was accepted, and has %d of %d bytes: %s", f.Name, len(content), n, manifest)
+		}
+		want := content[:n]
+		if f.Like != "" {
+			want = apply(whole[f.Like], want)
+		}
 		got, err := os.ReadFile(out + "/" + f.Name)
-		if err != nil || f.Size > len(content) || !bytes.Equal(got, content[:f.Size]) {
+		if err != nil || f.Size != len(want) || !bytes.Equal(got, want) {
 			t.Fatalf("%s: %q, %v, of %s", f.Name, got, err, manifest)
 		}
-		content = content[f.Size:]
+		content = content[n:]
+		whole[f.Name] = want
 		if slices.Contains(strings.Split(f.Name, "/"), "..") {
 			t.Fatalf("%q climbs", f.Name)
 		}
@@ -146,4 +169,24 @@ func oracle(t *testing.T, out string, manifest, stream []byte) {
 	if found := tree(t, out); len(content) > 0 || len(found) != len(names) {
 		t.Fatalf("found %q, want %q; %d bytes are left", found, names, len(content))
 	}
+}
+
+// apply does the steps of a patch on all bytes at once, as far as they can be done.
+func apply(other, patch []byte) (made []byte) {
+	for len(patch) > 0 {
+		var step [3]uint64
+		for i := range step {
+			n, size := binary.Uvarint(patch)
+			if size <= 0 {
+				return made
+			}
+			step[i], patch = n, patch[size:]
+		}
+		other = other[min(step[0], uint64(len(other))):]
+		n := min(step[1], uint64(len(other)))
+		made, other = append(made, other[:n]...), other[n:]
+		n = min(step[2], uint64(len(patch)))
+		made, patch = append(made, patch[:n]...), patch[n:]
+	}
+	return made
 }

@@ -36,8 +36,7 @@ func ReadKey(text string) (Key, error) {
 	b, err := os.ReadFile(text)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return k, errs.New(errs.NotFound, "there is no public key %s: get it from whoever makes the bundles, or name another by "+
-			"--key", text)
+		return k, errs.New(errs.NotFound, "no public key %s: get it from whoever makes the bundles, or name another by --key", text)
 	case err != nil:
 		return k, fmt.Errorf("read the public key: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/klauspost/compress/zstd"
@@ -26,7 +27,7 @@ func (b *Bundle) Check(ctx context.Context) error {
 
 // Each calls f for each member, in the order of the manifest. f may leave bytes unread. The bytes
 // are checked when their end is reached, so f's result may be used only if Each returns nil.
-// Each holds two windows in memory, and never reads more than the sizes that the manifest names.
+// Each holds at most four windows in memory, and never reads more than the sizes that the manifest names.
 func (b *Bundle) Each(ctx context.Context, f func(Member, io.Reader) error) error {
 	var theirs error // of f, and not of the bundle
 	err := b.each(ctx, func(m Member, r io.Reader) error {
@@ -39,15 +40,25 @@ func (b *Bundle) Each(ctx context.Context, f func(Member, io.Reader) error) erro
 	return refusal(b.file.Name(), err)
 }
 
-func (b *Bundle) each(ctx context.Context, f func(Member, io.Reader) error) error {
+// members opens the stream of members.
+func (b *Bundle) members(ctx context.Context) (*zstd.Decoder, error) {
 	stored := bufio.NewReaderSize(within(ctx, io.NewSectionReader(b.file, b.layout.stream(), b.layout.members)), 1<<20)
-	z, err := zstd.NewReader(stored, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window))
+	return zstd.NewReader(stored, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window))
+}
+
+func (b *Bundle) each(ctx context.Context, f func(Member, io.Reader) error) error {
+	z, err := b.members(ctx)
 	if err != nil {
 		return err
 	}
 	defer z.Close()
 	for _, m := range b.Members {
-		if err := member(m, z, f); err != nil {
+		if m.Like != "" {
+			err = b.patch(ctx, m, z, f)
+		} else {
+			err = member(m, z, f)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -57,6 +68,40 @@ func (b *Bundle) each(ctx context.Context, f func(Member, io.Reader) error) erro
 	}
 	if err != io.EOF {
 		return damaged("the end of the members", err)
+	}
+	return nil
+}
+
+// patch reads a member that is a patch of another one, which a second decoder reads.
+func (b *Bundle) patch(ctx context.Context, m Member, stored io.Reader, f func(Member, io.Reader) error) error {
+	z, err := b.members(ctx)
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	var before int64
+	i := slices.IndexFunc(b.Members, func(o Member) bool { return o.Name == m.Like })
+	for _, o := range b.Members[:i] {
+		before += o.inStream()
+	}
+	if _, err := io.CopyN(io.Discard, z, before); err != nil {
+		return damaged(m.Like, err)
+	}
+	steps := &io.LimitedReader{R: stored, N: m.Stored}
+	whole := &patched{patch: bufio.NewReader(steps), other: io.LimitReader(z, b.Members[i].Size)}
+	if err := member(m, whole, f); err != nil {
+		return err
+	}
+	n, err := io.ReadFull(whole, make([]byte, 1))
+	if n > 0 {
+		return errs.New(errs.Invalid, "the patch of the member %s makes more than %d bytes: it was made by a broken program, get another",
+			m.Name, m.Size)
+	}
+	if err == io.EOF && steps.N > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != io.EOF {
+		return damaged(m.Name, err)
 	}
 	return nil
 }
