@@ -4,7 +4,7 @@
 #   scripts/vendor-archive.sh [FILE]          # default: build/modules.tar.zst
 #   tar -C build --zstd -xf build/modules.tar.zst
 #   make build MODULES=build/modules
-# The same commit gives the same bytes, also from other proxies (tools/modules/main.go).
+# The same go.sum files give the same bytes, also from other proxies (tools/modules/main.go).
 set -euo pipefail
 out=$(realpath -m "${1:-$(dirname "$0")/../build/modules.tar.zst}")
 cd "$(dirname "$0")/.."
@@ -22,5 +22,5 @@ for mod in "${mods[@]}"; do
   # What is downloaded has the sums of go.sum. The graph needs more go.mod files than the modules.
   (cd "$(dirname "$mod")" && go mod download && go mod graph >/dev/null)
 done
-"$work/modules" -o "$out" -time "$(git log -1 --format=%ct)" "$work/cache/cache/download"
+"$work/modules" -o "$out" "$work/cache/cache/download"
 echo "$out"

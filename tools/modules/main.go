@@ -1,7 +1,7 @@
 // Command modules writes the Go modules of a module cache into one archive, a tar in zstd, for hosts
 // without a network. scripts/vendor-archive.sh runs it.
 //
-//	modules -o FILE -time SECONDS $GOMODCACHE/cache/download
+//	modules -o FILE $GOMODCACHE/cache/download
 //
 //	modules/<module>/@v/<version>.info   {"Version":"<version>"}
 //	modules/<module>/@v/<version>.mod
@@ -35,24 +35,23 @@ import (
 
 func main() {
 	out := flag.String("o", "", "file to write")
-	seconds := flag.Int64("time", 0, "time of all files, in seconds since 1970")
 	flag.Parse()
 	if *out == "" || flag.NArg() != 1 {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := writeFile(*out, flag.Arg(0), time.Unix(*seconds, 0)); err != nil {
+	if err := writeFile(*out, flag.Arg(0)); err != nil {
 		fmt.Fprintln(os.Stderr, "modules:", err)
 		os.Exit(1)
 	}
 }
 
-func writeFile(out, cache string, at time.Time) error {
+func writeFile(out, cache string) error {
 	f, err := os.Create(out + ".new")
 	if err != nil {
 		return err
 	}
-	err = errors.Join(write(f, cache, at), f.Close())
+	err = errors.Join(write(f, cache), f.Close())
 	if err == nil {
 		err = os.Rename(out+".new", out)
 	}
@@ -67,13 +66,13 @@ func writeFile(out, cache string, at time.Time) error {
 const window = 64 << 20
 
 // write writes the archive of a cache.
-func write(w io.Writer, cache string, at time.Time) error {
+func write(w io.Writer, cache string) error {
 	z, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedBetterCompression), zstd.WithEncoderConcurrency(1),
 		zstd.WithWindowSize(window))
 	if err != nil {
 		return err
 	}
-	p := packer{tw: tar.NewWriter(z), at: at, dirs: map[string]bool{}}
+	p := packer{tw: tar.NewWriter(z), dirs: map[string]bool{}}
 	names, err := files(cache)
 	if err != nil {
 		return err
@@ -166,10 +165,13 @@ func copyOf(w *zip.Writer, f *zip.File) error {
 	return errors.Join(err, from.Close())
 }
 
+// noTime is the time of all files: the first that a zip can have, because tar warns of older ones. The
+// archive is another one only if the modules are.
+var noTime = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // packer writes a tar of files that anybody may read.
 type packer struct {
 	tw   *tar.Writer
-	at   time.Time
 	dirs map[string]bool
 }
 
@@ -177,7 +179,7 @@ func (p *packer) file(name string, b []byte) error {
 	if err := p.dir(path.Dir(name)); err != nil {
 		return err
 	}
-	h := tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(b)), ModTime: p.at, Format: tar.FormatPAX}
+	h := tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(b)), ModTime: noTime, Format: tar.FormatPAX}
 	if err := p.tw.WriteHeader(&h); err != nil {
 		return err
 	}
@@ -194,5 +196,5 @@ func (p *packer) dir(name string) error {
 		return err
 	}
 	p.dirs[name] = true
-	return p.tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, ModTime: p.at, Format: tar.FormatPAX})
+	return p.tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, ModTime: noTime, Format: tar.FormatPAX})
 }
