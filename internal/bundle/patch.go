@@ -213,6 +213,9 @@ func (p *patched) next() error {
 		}
 		step[i] = n
 	}
+	if step[1] == 0 && step[2] == 0 {
+		return errors.New("a step of a patch is empty") // without a bound, many could follow
+	}
 	n, err := io.CopyN(io.Discard, p.other, int64(step[0]))
 	if err != nil {
 		return fmt.Errorf("a patch skips %d bytes, and there are %d: %w", step[0], n, io.ErrUnexpectedEOF)

@@ -116,6 +116,7 @@ func TestHostilePatches(t *testing.T) {
 	for patch, word := range map[string]string{
 		"":                           "has 0 bytes and should have 4",
 		"\x01\x02\x02n":              "cannot be decompressed",
+		"\x01\x02\x02ne\x00\x00\x00": "cannot be decompressed",
 		"\x01\x02":                   "cannot be decompressed",
 		"\x05\x00\x00":               "cannot be decompressed",
 		"\x01\x04\x00":               "cannot be decompressed",
