@@ -37,8 +37,8 @@ type Journal struct {
 	// The newest schemas of the state that both read.
 	FromSchema int `json:"from_schema"`
 	ToSchema   int `json:"to_schema"`
-	// Nonce is in the header Trial-Nonce of requests that the daemon on trial serves, though they change
-	// the state.
+	// Nonce is in the header Sandboxd-Trial of requests that the daemon on trial serves, though they
+	// change the state.
 	Nonce string `json:"nonce"`
 	// Units is the directory of unit files that follow the version; "": none do.
 	Units   string    `json:"units,omitempty"`
@@ -46,9 +46,6 @@ type Journal struct {
 	Ended   time.Time `json:"ended,omitzero"`
 	Reason  string    `json:"reason,omitempty"` // why it is undone
 }
-
-// Header is that of requests of whoever tries the daemon, with Journal.Nonce as its value.
-const Header = "Sandboxd-Trial"
 
 // UnderWay reports whether the change has begun and not ended. It is false for nil.
 func (j *Journal) UnderWay() bool { return j != nil && (j.Step == Trial || j.Step == Undoing) }
