@@ -102,8 +102,13 @@ func stage(ctx context.Context, r versions.Root, version string, files []string,
 	if r.Has(version) {
 		return same(r.Dir(version), dir)
 	}
-	if err := errors.Join(failpoint.Pass("stage:sync"), syncAll(tmp), failpoint.Pass("stage:name")); err != nil {
-		return err
+	for _, do := range []func() error{
+		func() error { return failpoint.Pass("stage:sync") }, func() error { return syncAll(tmp) },
+		func() error { return failpoint.Pass("stage:name") },
+	} {
+		if err := do(); err != nil {
+			return err
+		}
 	}
 	return durable.Rename(dir, r.Dir(version))
 }

@@ -75,6 +75,15 @@ func (c *Change) Run(ctx context.Context) error {
 	return nil
 }
 
+// FailpointNames lists the steps of a change and of its undoing, for tests that kill whoever does
+// them.
+func FailpointNames() []string {
+	return []string{
+		"upgrade:journal", "upgrade:arm", "upgrade:units", "upgrade:previous", "upgrade:current", "upgrade:restart", "upgrade:gate",
+		"upgrade:done", "upgrade:disarm", "settle:journal", "settle:state", "settle:links", "settle:done", "settle:disarm",
+	}
+}
+
 // journal checks that the change can begin, and returns what to write down of it.
 func (c *Change) journal() (*versions.Journal, error) {
 	last, err := c.Root.Journal()
@@ -136,14 +145,18 @@ func (c *Change) try(ctx context.Context, j *versions.Journal, before *view) err
 			done.Step, done.Ended = versions.Done, time.Now().UTC()
 			return c.Root.Note(&done)
 		}},
+		// Without the link, a unit does not call the old program any more.
+		{"disarm", func() error { return c.Root.Point(versions.Undo, "") }},
 	}
 	for _, s := range steps {
-		if err := errors.Join(failpoint.Pass("upgrade:"+s.name), s.do()); err != nil {
+		if err := failpoint.Pass("upgrade:" + s.name); err != nil {
+			return err
+		}
+		if err := s.do(); err != nil {
 			return err
 		}
 	}
-	// It is done. Without the link, a unit does not call the old program any more.
-	return errors.Join(failpoint.Pass("upgrade:disarm"), c.Root.Point(versions.Undo, ""))
+	return nil
 }
 
 func (c *Change) restart(ctx context.Context) error {

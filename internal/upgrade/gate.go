@@ -154,8 +154,9 @@ func (c *Change) create(ctx context.Context, j *versions.Journal, runtimes []str
 	for _, runtime := range runtimes {
 		life := int64(10 * time.Minute / time.Second) // if this program dies
 		sb, err := asker.Create(ctx, wire.CreateRequest{
-			Image: &wire.Image{URI: smallest.Name + ":" + smallest.Tag}, Timeout: &life, Metadata: map[string]string{"sandboxd.trial": j.To},
-			ResourceLimits: map[string]string{"memory": "128Mi"}, Extensions: map[string]string{wire.ExtRuntime: runtime},
+			Image: &wire.Image{URI: smallest.Name + ":" + smallest.Tag}, Timeout: &life,
+			Metadata: map[string]string{"sandboxd.trial": j.To}, ResourceLimits: map[string]string{"memory": "128Mi"},
+			Extensions: map[string]string{wire.ExtRuntime: runtime, wire.ExtIdle: "true"},
 		}, true)
 		if errs.Is(err, errs.Exhausted) {
 			fmt.Fprintf(c.Out, "no sandbox on %s was created to try it, because the host is full: %v\n", runtime, err)

@@ -35,7 +35,10 @@ func Settle(r versions.Root, state string, log *slog.Logger) (run string, err er
 			return "", err
 		}
 		j.Step, j.Reason = versions.Undoing, "the program that changed the version ended before it was done"
-		if err := errors.Join(failpoint.Pass("settle:journal"), r.Note(j)); err != nil {
+		if err := failpoint.Pass("settle:journal"); err != nil {
+			return "", err
+		}
+		if err := r.Note(j); err != nil {
 			return "", err
 		}
 	}
@@ -60,7 +63,10 @@ func undo(r versions.Root, j *versions.Journal, state string) error {
 		}},
 		{"disarm", func() error { return r.Point(versions.Undo, "") }},
 	} {
-		if err := errors.Join(failpoint.Pass("settle:"+s.name), s.do()); err != nil {
+		if err := failpoint.Pass("settle:" + s.name); err != nil {
+			return err
+		}
+		if err := s.do(); err != nil {
 			return err
 		}
 	}
