@@ -10,7 +10,7 @@ boxes=$(echo on-{runc,runsc}-{1,2,3,4})
 
 # runs N: release N is current, serves, and nothing is under way.
 runs() {
-  same "$(v "$1")" "$(sandboxctl version -o json | sed -n '/"daemon"/,$s/.*"version": "\(.*\)".*/\1/p' | head -n 1)" "the release that serves"
+  same "$(v "$1")" "$(sandboxctl version --format '{{.Server.Version}}')" "the release that serves"
   same "versions/$(v "$1")" "$(readlink /usr/lib/sandboxd/current)" "the current one"
   same active "$(systemctl is-active sandboxd.service)" "the service"
   [ ! -e /usr/lib/sandboxd/undo ]
