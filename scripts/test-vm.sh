@@ -151,6 +151,7 @@ payload() {
   cp -al build/bin build/man "$dir/build/"
   python3 test/vm/thin.py "$archive" "$dir/build/images/base.tar"
   if [[ " ${stories[*]} " = *" packages "* ]]; then packages "$dir"; fi
+  if [[ " ${stories[*]} " = *" upgrade "* ]]; then test/vm/releases.sh "$dir/build/releases"; fi
   if [[ " ${stories[*]} " = *" pools "* ]]; then go test -c -tags seccomp -o "$dir/build/snapshot.test" ./pkg/snapshot; fi
   cp -a scripts systemd rootfs test docs README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md "$dir/"
   mkfs.ext4 -q -L sandboxd -d "$dir" "$payload.disk" 2G

@@ -154,6 +154,9 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	if err := d.claim(); err != nil {
 		return nil, err
 	}
+	if err := settle(cfg, log); err != nil {
+		return nil, err
+	}
 	d.ns = netns.New(cfg.Instance, cfg.RunDir)
 	d.ns.Pool, d.ns.Log = cfg.Network.Pool, log
 	if err := d.openStorage(ctx); err != nil {

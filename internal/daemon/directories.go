@@ -4,13 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/upgrade"
+	"github.com/sandboxd/sandboxd/internal/versions"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
@@ -53,6 +58,36 @@ func claim(cfg *config.Config) (locks []*os.File, err error) {
 		return locks, err
 	}
 	return locks, os.WriteFile(filepath.Join(cfg.RunDir, marker), nil, 0o600)
+}
+
+// settle undoes a change of the version that nobody will finish, before the state is opened. If this
+// program is the version that must not run, it becomes the other one.
+func settle(cfg *config.Config, log *slog.Logger) error {
+	root, own, ok := versions.Own()
+	if !ok {
+		return nil // it is a program of a checkout, or of scripts/install.sh
+	}
+	run, err := upgrade.Settle(root, stateFile(cfg), log)
+	if err != nil || run == "" || run == own {
+		return err
+	}
+	// The locks end here, and the other program takes them.
+	return os.NewSyscallError("exec", syscall.Exec(root.Program(run, "sandboxd"), os.Args, os.Environ()))
+}
+
+// Settle undoes a change of the version that nobody will finish. No daemon of the instance runs.
+func Settle(cfg *config.Config) error {
+	locks, err := claim(cfg)
+	if err != nil {
+		return fmt.Errorf("undo an interrupted upgrade: %w", err)
+	}
+	defer closeAll(locks)
+	root, _, ok := versions.Own()
+	if !ok {
+		return errs.New(errs.Unsupported, "this program lies in no directory of versions, so it has no upgrade to undo")
+	}
+	_, err = upgrade.Settle(root, stateFile(cfg), slog.Default())
+	return err
 }
 
 // instanceLock is the file that a daemon of an instance locks, and what another one is told.

@@ -61,7 +61,7 @@ used
 a=$V/0.1.1-dev+v1/libexec/sandboxd/agent
 mkdir -p /srv/opensandbox
 echo authority >/srv/pem
-mkfifo /srv/mounted
+mkfifo /srv/mounted /srv/held
 unshare -m sh -c "mount --bind $a /srv/opensandbox && mount --bind /srv/pem /srv/opensandbox/ca-bundle.pem && echo >/srv/mounted; exec sleep 1000" &
 sandbox=$!
 read -r _ </srv/mounted
@@ -72,6 +72,7 @@ same authority "$(cat /proc/$sandbox/root/srv/opensandbox/ca-bundle.pem)" "what 
 same "agent of 0.1.1-dev+v1" "$(cat /proc/$sandbox/root/srv/opensandbox/sandbox-agent)" "its agent"
 cmp /srv/before $V/0.1.1-dev+v1/libexec/sandboxd/sandboxd-runc
 there $V/0.1.2-dev+v2/libexec/sandboxd/agent/ca-bundle.pem
+same versions/0.1.1-dev+v1 "$(readlink /usr/lib/sandboxd/previous)" "where a rollback goes"
 same 'state_dir = "/srv/state" # a disk of its own' "$(cat /etc/sandboxd/config.toml)" "the configuration"
 same "" "$(grep teardown asked || true)" "what was ended"
 dpkg -i p/v3.deb
@@ -85,7 +86,18 @@ same "/etc/sandboxd/config.toml" "$(dpkg --verify sandboxd | sed 's/.* //')" "wh
 dpkg -i p/v4.deb
 same "sandboxd version 0.1.4-dev+v4" "$(sandboxd --version)" "the program after a reinstallation"
 same "0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions after a reinstallation"
-gone /usr/lib/sandboxd/kept`,
+gone /usr/lib/sandboxd/kept
+python3 -c 'import fcntl; f = open("/usr/lib/sandboxd/upgrade.lock", "w"); fcntl.lockf(f, fcntl.LOCK_EX); open("/srv/mounted", "w").write("x\n"); input()' <>/srv/held &
+upgrade=$!
+read -r _ </srv/mounted
+fails "sandboxd upgrade is changing the version" dpkg -i p/v3.deb
+kill $upgrade
+wait $upgrade || true
+ln -sfn versions/0.1.3-dev+v3 /usr/lib/sandboxd/current # as sandboxd rollback does
+ln -sfn versions/0.1.4-dev+v4 /usr/lib/sandboxd/previous
+dpkg -i p/v2.deb
+same versions/0.1.3-dev+v3 "$(readlink /usr/lib/sandboxd/previous)" "where a rollback goes: to what ran"
+same "0.1.2-dev+v2 0.1.3-dev+v3" "$(ls $V | paste -sd ' ')" "versions after an installation over a rollback"`,
 
 	"remove and purge": `dpkg -i p/v1.deb
 dpkg -i p/v2.deb

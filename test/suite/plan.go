@@ -55,7 +55,7 @@ var apart = map[string]map[string][]string{
 // The stories of whole machines (test/vm): those of a push, and all.
 const (
 	pushStories = "service"
-	allStories  = "service power limits neighbours clock pools packages"
+	allStories  = "service power limits neighbours clock pools packages upgrade"
 )
 
 // costs are the seconds that long jobs take on a machine with two cores. The longest jobs

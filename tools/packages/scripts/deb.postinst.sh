@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2154 # common.sh stands above
-restore_version
+restore_versions
 case $1 in
 configure | abort-remove | abort-deconfigure | abort-upgrade) ;;
 *) exit 0 ;;
@@ -22,7 +22,7 @@ failed="sandboxd is installed, and does not run; see: systemctl status sandboxd,
 if [ "$1" = configure ] && [ -n "${2:-}" ]; then
 	# An upgrade. The socket stays, and sandboxes with their commands go on. A service that the
 	# operator has stopped stays stopped.
-	if systemctl --quiet is-active sandboxd.service; then
+	if systemctl --quiet is-active sandboxd.service && ! runs_already; then
 		deb-systemd-invoke restart sandboxd.service >/dev/null || say "$failed"
 	fi
 	exit 0

@@ -1,3 +1,3 @@
 # shellcheck shell=sh disable=SC2154 # common.sh stands above
-restore_version
+restore_versions
 prune
