@@ -114,20 +114,20 @@ func TestUpgradeRefuses(t *testing.T) {
 	r := versions.Root(filepath.Join(b.dir, "versions-root"))
 	change := upgrade.Change{Root: r, Out: b.said}
 	b.bundle("1.0.0", "", b.release("1.0.0", "one"))
-	if err := Upgrade(t.Context(), b.order, change); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "bundle install") {
-		t.Errorf("without a version: %v", err)
+	refuses := func(what string, code errs.Code, words string) {
+		t.Helper()
+		if err := Upgrade(t.Context(), b.order, change); !errs.Is(err, code) || !strings.Contains(err.Error(), words) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
+	refuses("without a version", errs.WrongState, "bundle install")
 	b.put("versions-root/versions/1.1.0/share/sandboxd/schema", "6")
 	if err := r.Point(versions.Current, "1.1.0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := Upgrade(t.Context(), b.order, change); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "1.1.0 is installed") {
-		t.Errorf("an older release: %v", err)
-	}
+	refuses("an older release", errs.WrongState, "1.1.0 is installed")
 	b.bundle("1.2.0", "", b.release("1.2.0", "next"), b.deb("needy", "1", "Depends: nobody\n"))
-	if err := Upgrade(t.Context(), b.order, change); !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "the package nobody") {
-		t.Errorf("a dependency that is missing: %v", err)
-	}
+	refuses("a dependency that is missing", errs.Unsupported, "the package nobody")
 	f, err := os.OpenFile(b.order.File, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -56,7 +56,8 @@ func build(t *testing.T, dir string) site {
 		s.put(t, "root/versions/"+version+"/systemd/sandboxd.service", "unit of "+version, 0o644)
 		s.put(t, "root/versions/"+version+"/systemd/sandboxd.socket", "socket", 0o644)
 		// It takes any configuration and any state, and finds nothing.
-		s.put(t, "root/versions/"+version+"/bin/sandboxd", "#!/bin/sh\n[ $1 != doctor ] || echo '[]'\n[ $1 != restore ] || cat >/dev/null\n", 0o755)
+		program := "#!/bin/sh\n[ $1 != doctor ] || echo '[]'\n[ $1 != restore ] || cat >/dev/null\n"
+		s.put(t, "root/versions/"+version+"/bin/sandboxd", program, 0o755)
 	}
 	s.put(t, "units/sandboxd.service", "unit of "+from, 0o644)
 	s.put(t, "units/sandboxd.socket", "socket", 0o644)

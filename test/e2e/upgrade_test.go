@@ -327,4 +327,3 @@ func TestChangeVersion(t *testing.T) {
 		s.whole(c)
 	}
 }
-
