@@ -51,8 +51,12 @@ import (
 // "What is limited?".
 const runscHostPids = 4096
 
-// shutdownLimit is how long requests in flight may take to end after SIGTERM.
-const shutdownLimit = 10 * time.Second
+// How long what has begun may go on after SIGTERM.
+const (
+	quietLimit    = 5 * time.Second        // operations, while the API is served as ever
+	shutdownLimit = 10 * time.Second       // those that go on then
+	answerLimit   = 300 * time.Millisecond // answers, while new requests are not served any more
+)
 
 // Daemon is an open daemon. The fields are in the order they are opened.
 type Daemon struct {
@@ -406,10 +410,11 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 		return err
 	}
 	defer srv.Close()
-	unixListener, err := listenUnix(d.cfg, d.log)
+	l, err := listenUnix(d.cfg, d.log)
 	if err != nil {
 		return err
 	}
+	unixListener := newLastCall(l)
 	defer unixListener.Close() // also if its server does not run yet when another listener fails
 	servers := []*auth.Server{srv.HTTPServer(auth.Listener{PublicPorts: true})}
 	defer func() {
@@ -418,7 +423,8 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 		}
 	}()
 	failed := make(chan error, 3)
-	go func() { failed <- servers[0].Serve(unixListener) }()
+	ended := make(chan struct{})
+	go func() { defer close(ended); failed <- servers[0].Serve(unixListener) }()
 	tcp, err := d.listeners()
 	if err != nil {
 		return err
@@ -446,11 +452,23 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 	}
 	stop()
 	<-timers
-	// Long streams do not hold up a restart: their agents keep the output.
-	limit, cancel := context.WithTimeout(context.Background(), shutdownLimit/10)
+	if err == nil {
+		awaitQuiet(d)
+	}
+	unixListener.stop(ended)
+	// Streams do not hold up a restart: their agents keep the output, and clients come back for it.
+	srv.CutStreams()
+	limit, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
 	for _, s := range servers {
-		s.Shutdown(limit) //nolint:errcheck // those that need longer are closed next
+		s.Drain(limit) // those that need longer are closed next
 	}
 	return err
+}
+
+// awaitQuiet serves on while operations come to their end: clients have no API while Close waits for them.
+func awaitQuiet(d *Daemon) {
+	ctx, cancel := context.WithTimeout(context.Background(), quietLimit)
+	defer cancel()
+	sandbox.Quiet(ctx, d.manager)
 }

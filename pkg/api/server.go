@@ -20,8 +20,10 @@ import (
 	"crypto/rand"
 	"log"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/history"
@@ -138,6 +140,7 @@ type Server struct {
 	guard   *auth.Guard
 	gateway *gateway.Gateway
 	quiet   *log.Logger // what goes wrong behind answers
+	streams streams
 
 	// One for each resource; table says which routes each of them serves.
 	sandboxes   *sandboxHandlers
@@ -175,6 +178,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	}
 	cfg.APIKeys = nil
 	s := &Server{cfg: cfg, guard: guard, quiet: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)}
+	s.streams.answers = map[*tracked]net.Conn{}
 	s.renewals = &renewals{sandboxes: sb, most: cfg.MaxTimeout, log: cfg.Log, at: map[string]time.Time{}}
 	s.gateway = gateway.New(gateway.Config{
 		Names: cfg.Gateway, Secret: cfg.Secret, TrustedProxies: cfg.TrustedProxies,
@@ -230,7 +234,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	in.actor, in.role = s.guard.WhoIs(r)
 	ctx := journal.With(r.Context(), slog.String("request", in.requestID), slog.String("actor", in.actor))
 	r = r.WithContext(context.WithValue(ctx, infoKey{}, in))
-	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: auth.PeerOf(r)}
+	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: auth.PeerOf(r), streams: &s.streams}
+	in.follows = strings.Contains(r.URL.RawQuery, "follow=true")
 	tw.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	tw.Header().Set(wire.HeaderRequestID, in.requestID)
 	defer s.finish(tw, r, in)
