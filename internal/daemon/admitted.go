@@ -409,7 +409,7 @@ func useByID(d *Daemon) func(ctx context.Context, id string) (leave func(), err 
 		if err != nil {
 			return nil, err
 		}
-		return d.idle.Use(ctx, &r)
+		return useHeld(d)(ctx, &r)
 	}
 }
 

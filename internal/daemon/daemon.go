@@ -26,6 +26,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/internal/metrics"
 	"github.com/sandboxd/sandboxd/internal/systemd"
+	"github.com/sandboxd/sandboxd/internal/versions"
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
@@ -90,6 +91,7 @@ type Daemon struct {
 	claimed bool              // egress.Recovered has succeeded
 	ends    *validity.Watch   // of certificates and keys
 	ladder  *pressure.Ladder
+	hold    *versions.Hold // nil: this version is not on trial
 	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
 
@@ -113,7 +115,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	if err != nil {
 		return err
 	}
-	if err := d.openCerts(); err != nil { // not in open: Teardown must work without certificates
+	if err := errors.Join(onTrial(d), d.openCerts()); err != nil { // not in open: Teardown must work without certificates
 		return errors.Join(err, d.abandon(ctx))
 	}
 	err = errors.Join(d.pools.Configure(ctx, cfg.FixedPools()), d.openHistory(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d))
@@ -446,10 +448,7 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 	if err := ready(); err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-	case err = <-failed:
-	}
+	err = served(ctx, d, failed)
 	stop()
 	<-timers
 	if err == nil {

@@ -64,7 +64,8 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 
 		Health:     d.healthOf,
 		AwaitReady: d.watcher.Await,
-		Use:        d.idle.Use,
+		Use:        useHeld(d),
+		Hold:       d.hold.Await,
 		Impaired:   d.impaired,
 		OpenAPI:    openapi.JSON,
 		Docs:       openapi.Docs,

@@ -16,8 +16,10 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"io"
 	"log"
 	"log/slog"
 	"net"
@@ -96,6 +98,10 @@ type Config struct {
 	AwaitReady func(context.Context, record.Record) error
 	// Use begins a use of a sandbox; see gateway.Config. It may be nil.
 	Use func(ctx context.Context, rec *record.Record) (leave func(), err error)
+
+	// Hold blocks until a request may change what the store has, or says why it may not; nonce is its
+	// header Sandboxd-Trial. nil: it may. (versions.Hold)
+	Hold func(ctx context.Context, nonce string) error
 
 	// Impaired names, for /health, a fault that does not keep the daemon from serving,
 	// in words that anybody may read; nil or "": none.
@@ -284,9 +290,38 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(tw, r, auth.Forbidden(in.role, f.need))
 		return
 	}
-	if err := f.handle(tw, r); err != nil {
+	if f.changes {
+		err = s.hold(tw, r)
+	}
+	if err == nil {
+		err = f.handle(tw, r)
+	}
+	if err != nil {
 		fail(tw, r, err)
 	}
+}
+
+// maxHeld bounds, in bytes, the body that is read before a request waits.
+const maxHeld = 64 << 10
+
+// hold waits until r may change what the store has. Its body may take as long then as if it came now.
+func (s *Server) hold(tw *tracked, r *http.Request) error {
+	if s.cfg.Hold == nil {
+		return nil
+	}
+	start := time.Now()
+	if r.ContentLength > 0 && r.ContentLength <= maxHeld { // net/http notices that a client has left only when it has read all
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			return errs.Wrap(err, errs.Invalid, "the request body could not be read completely; send it again")
+		}
+		r.Body = io.NopCloser(bytes.NewReader(b))
+	}
+	err := s.cfg.Hold(r.Context(), r.Header.Get(wire.HeaderTrial))
+	if err == nil && r.ContentLength != 0 && time.Since(start) > time.Second {
+		tw.rc.SetReadDeadline(time.Now().Add(bodyTime)) //nolint:errcheck // a recorder in a test has none
+	}
+	return err
 }
 
 // find finds what a request is for: on the gateway's listener a port and nothing else,
