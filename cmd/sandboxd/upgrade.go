@@ -187,6 +187,10 @@ sandboxes or kept memory need. The form of the JSON is stable.`,
 		if format == "json" {
 			return text.JSON(cmd.OutOrStdout(), all)
 		}
+		if len(all) == 0 {
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s has no versions: this sandboxd was not installed by a package\n", root)
+			return err
+		}
 		var rows [][]string
 		for _, v := range all {
 			rows = append(rows, []string{v.Version, cmp.Or(v.Role, "-"), fmt.Sprint(v.Schema)})

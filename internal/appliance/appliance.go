@@ -71,6 +71,9 @@ func Install(ctx context.Context, o Order) error {
 		return err
 	}
 	defer os.RemoveAll(p.work)
+	if installed != "" && installed != b.Version {
+		fmt.Fprintf(o.Out, "sandboxd %s is installed; this replaces it without a trial, which \"sandboxd upgrade\" makes\n", installed)
+	}
 	fmt.Fprintf(o.Out, "installing sandboxd %s\n", b.Version)
 	if err := m.install(ctx, p.files, o.Force, o.Out); err != nil {
 		return fmt.Errorf("install %s: %w; when the cause is mended, install the bundle again", o.File, err)

@@ -54,6 +54,11 @@ func Upgrade(ctx context.Context, o Order, c upgrade.Change) error {
 	}
 	defer os.RemoveAll(p.work)
 	if current != b.Version {
+		if c.Lock, err = c.Root.Lock(); err != nil {
+			return err
+		}
+		defer c.Lock.Unlock()
+		fmt.Fprintf(o.Out, "putting %s, signed by %s, beside %s\n", b.Version, b.Key.ID(), current)
 		if err := stage(ctx, c.Root, b.Version, p.files, m); err != nil {
 			return fmt.Errorf("put sandboxd %s beside %s: %w", b.Version, current, err)
 		}

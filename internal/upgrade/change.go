@@ -41,16 +41,19 @@ type Change struct {
 	// Limit is how long the new version may take until it is found good.
 	Limit time.Duration
 	Out   io.Writer
+	// Lock is that of Root, if the caller has taken it. Run releases it.
+	Lock *versions.Lock
 }
 
 // Run makes the change. When it returns an error, the version of before runs again, or the error
 // says what to do.
-func (c *Change) Run(ctx context.Context) error {
-	lock, err := c.Root.Lock()
-	if err != nil {
-		return err
+func (c *Change) Run(ctx context.Context) (err error) {
+	if c.Lock == nil {
+		if c.Lock, err = c.Root.Lock(); err != nil {
+			return err
+		}
 	}
-	defer lock.Unlock()
+	defer c.Lock.Unlock()
 	j, err := c.journal()
 	if err != nil {
 		return err

@@ -5,9 +5,11 @@ package e2e_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/failpoint"
 	"github.com/sandboxd/sandboxd/internal/upgrade"
@@ -15,6 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/store"
+	"github.com/sandboxd/sandboxd/test/bench/downtime"
 )
 
 // TestChangeVersionKilled kills whoever changes the version at each step, to a version with the same
@@ -137,5 +140,51 @@ func TestChangeVersionBusy(t *testing.T) {
 	}
 	if j, err := s.root.Journal(); err != nil || j.Step != versions.Undone {
 		t.Errorf("the journal: %+v, %v", j, err)
+	}
+}
+
+// TestChangeVersionHundred is the benchmark upgrade_100: the version is changed under a hundred
+// sandboxes that write lines which clients follow. Nothing is lost, and clients are without an API
+// for a second at most: docs/benchmarks.md has the figures.
+func TestChangeVersionHundred(t *testing.T) {
+	s := newService(t, "0.9.0", "[limits]", "max_sandboxes = 300")
+	s.install("0.9.1", store.Schema)
+	var ids []string
+	for range 50 {
+		for _, runtime := range runtimes {
+			r := spec(runtime)
+			r.ResourceLimits["memory"] = "64Mi"
+			r.Extensions[wire.ExtOneShot] = "true"
+			ids = append(ids, s.create(t, r).ID)
+		}
+	}
+	crowd, err := downtime.Write(t.Context(), s.api, ids, len(ids)/2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var gaps []time.Duration
+	for range 3 {
+		for _, to := range []string{"0.9.1", "0.9.0"} {
+			w, err := downtime.Ask(t.Context(), s.Socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			begun := time.Now()
+			if out, err := s.change("", "rollback", to); err != nil {
+				t.Fatalf("to %s: %v\n%s", to, err, out)
+			}
+			gap, _, _ := w.Longest()
+			t.Logf("to %s: %s without an API, %s in all", to, gap.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
+			gaps = append(gaps, gap)
+			s.runs(to)
+		}
+	}
+	slices.Sort(gaps)
+	t.Logf("without an API: median %s, longest %s", gaps[len(gaps)/2].Round(time.Millisecond), gaps[len(gaps)-1].Round(time.Millisecond))
+	if median := gaps[len(gaps)/2]; median > time.Second {
+		t.Errorf("the API was away for %s, want 1s at most", median)
+	}
+	if lost, err := crowd.End(t.Context()); err != nil || lost != (downtime.Loss{}) {
+		t.Errorf("lost %+v, %v", lost, err)
 	}
 }

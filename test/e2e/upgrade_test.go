@@ -29,8 +29,8 @@ type service struct {
 	dir  string
 }
 
-// newService installs a version, and starts it.
-func newService(t *testing.T, version string) *service {
+// newService installs a version, and starts it with additions to its configuration.
+func newService(t *testing.T, version string, config ...string) *service {
 	t.Helper()
 	hosttest.Root(t)
 	s := &service{t: t, dir: t.TempDir()}
@@ -40,7 +40,9 @@ func newService(t *testing.T, version string) *service {
 		t.Fatal(err)
 	}
 	state := filepath.Join(s.dir, "state") // of its own: other tests cannot read a newer schema
-	s.host = connect(t, daemontest.Prepare(t, daemontest.Options{Root: string(s.root), StateDir: state, PoolSize: "1Gi"}))
+	s.host = connect(t, daemontest.Prepare(t, daemontest.Options{
+		Root: string(s.root), StateDir: state, PoolSize: "1Gi", Config: config,
+	}))
 	t.Cleanup(func() { // before the teardown
 		if err := s.stop(); err != nil {
 			t.Error(err)
