@@ -159,7 +159,8 @@ func (d background) sweep(ctx context.Context) error {
 	}
 	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d.Daemon),
 		d.files.Pool.Sweep(ctx, d.noSweep()), d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx),
-		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)), d.retain(ctx), d.ladder.Act(ctx, true))
+		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)), d.retain(ctx), d.ladder.Act(ctx, true),
+		pruneVersions(ctx, d.Daemon))
 }
 
 // retain removes the snapshots that exceed the limits of the configuration.

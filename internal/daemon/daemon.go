@@ -37,6 +37,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci/runc"
+	"github.com/sandboxd/sandboxd/pkg/oci/runsc"
 	"github.com/sandboxd/sandboxd/pkg/pools"
 	"github.com/sandboxd/sandboxd/pkg/pressure"
 	"github.com/sandboxd/sandboxd/pkg/publish"
@@ -72,6 +73,7 @@ type Daemon struct {
 	secrets *secrets.Keeper
 	ports   *publish.Ports
 	runc    *runc.Driver
+	gvisor  *runsc.Driver
 	agents  *agents
 	images  *image.Store
 	queue   *admission.Queue

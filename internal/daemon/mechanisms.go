@@ -293,6 +293,7 @@ func openRuntimes(d *Daemon, b *bundles) (map[string]sandbox.RuntimeKind, error)
 	if err != nil {
 		return nil, err
 	}
+	d.gvisor = gvisor
 	d.onClose(gvisor.Close)
 	b.recalled = func(ctx context.Context, r *record.Record) (string, error) {
 		needs, err := sandbox.NeedsOf(ctx, d.store, r)

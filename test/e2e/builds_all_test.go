@@ -4,9 +4,11 @@ package e2e_test
 
 import (
 	"errors"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -116,8 +118,40 @@ func TestMemoryOfOtherBuild(t *testing.T) {
 	if err := os.Rename(s.path("aside"), s.root.Dir("0.9.0")); err != nil {
 		t.Fatal(err)
 	}
+	// Each sweep removes versions that nothing needs: not one that memory needs, or whose sentry runs.
+	s.link(s.root.Dir("0.9.1"), s.root.Dir("0.8.0"))
+	if err := s.root.Point(versions.Previous, ""); err != nil {
+		t.Fatal(err)
+	}
+	swept := func(want ...string) {
+		t.Helper()
+		if status, body := askBy(t, http.MethodPost, adminSocket(s.Daemon), "/sweep"); status != http.StatusNoContent {
+			t.Fatalf("POST /sweep: %d %s", status, body)
+		}
+		all, err := s.root.List()
+		var left []string
+		for _, v := range all {
+			left = append(left, v.Name)
+		}
+		if err != nil || !slices.Equal(left, want) {
+			t.Errorf("versions %q are left, %v; want %q", left, err, want)
+		}
+	}
+	swept("0.9.1", "0.9.0") // it hibernates
 	resume()
 	s.whole(c)
+	if err := s.api.Snapshots().Remove(ctx, "warm"); err != nil {
+		t.Fatal(err)
+	}
+	swept("0.9.1", "0.9.0") // it runs
+	if err := s.api.Delete(ctx, c.sandbox); err != nil {
+		t.Fatal(err)
+	}
+	s.gone(t, c.sandbox)
+	swept("0.9.1")
+	if log, err := os.ReadFile(s.path("log")); err != nil || strings.Count(string(log), "version removed") != 2 {
+		t.Errorf("the log does not say that two versions were removed, %v", err)
+	}
 }
 
 func anyLeadsTo(links []string, path string) bool {

@@ -76,8 +76,8 @@ func (d *Driver) binaryOf(n record.MemoryNeeds) (string, error) {
 	}
 	if dir == "" {
 		return "", errs.New(errs.Unavailable, "the memory was kept by another build of runsc (%.12s), which no version of sandboxd on "+
-			"this host has, and only that build can restore it: create a sandbox from the files alone (stop and start what hibernates), or "+
-			"install the version that was there", n.Build)
+			"this host has, and only that build can restore it: create a sandbox from the files alone (stop and start what "+
+			"hibernates), or install the version that was there", n.Build)
 	}
 	return filepath.Join(dir, filepath.Base(d.c.Binary)), nil
 }
@@ -93,11 +93,23 @@ func (d *Driver) AgentDir(n record.MemoryNeeds) (string, error) {
 		return "", fmt.Errorf("identify the agent: %w", err)
 	}
 	if dir == "" {
-		return "", errs.New(errs.Unavailable, "the memory has an agent of another build (%.12s), which no version of sandboxd on this "+
+		return "", errs.New(errs.Unavailable, "the memory has an agent of another build (%.12s), which no version of sandboxd on "+
 			"host has, and runs only with that: create a sandbox from the files alone (stop and start what hibernates), or install the "+
 			"version that was there", n.Agent)
 	}
 	return filepath.Join(dir, "agent"), nil
+}
+
+// Programs returns the digests of the runsc and of the agent in an installed directory; "": it has none.
+func (d *Driver) Programs(dir string) (build, agent string, err error) {
+	for file, digest := range map[string]*string{filepath.Base(d.c.Binary): &build, filepath.Join("agent", agentProgram): &agent} {
+		of, err := d.builds.of(filepath.Join(dir, file))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", "", err
+		}
+		*digest = of
+	}
+	return build, agent, nil
 }
 
 // find returns the installed directory that has a file with a digest; "": none. That of Config.Binary
