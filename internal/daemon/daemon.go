@@ -330,7 +330,7 @@ func (d *Daemon) openManager() error {
 	if err != nil {
 		return err
 	}
-	runtimes, err := openRuntimes(d, bundles.dir)
+	runtimes, err := openRuntimes(d, bundles)
 	if err != nil {
 		return err
 	}

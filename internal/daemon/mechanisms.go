@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/versions"
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api"
@@ -271,12 +272,21 @@ func connections(t flowlog.Tally) wire.Connections {
 
 func micros(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
 
-// openRuntimes opens the drivers of both runtimes, which read their bundles in dir(id).
-func openRuntimes(d *Daemon, dir func(id string) string) (map[string]sandbox.RuntimeKind, error) {
+// installed lists the directories of runtimes and agents of the versions beside this one.
+func installed() (dirs []string) {
+	if root, _, ok := versions.Own(); ok {
+		dirs, _ = filepath.Glob(filepath.Join(string(root), "versions", "*", "libexec", "sandboxd"))
+	}
+	return dirs
+}
+
+// openRuntimes opens the drivers of both runtimes, which read their bundles in b.
+func openRuntimes(d *Daemon, b *bundles) (map[string]sandbox.RuntimeKind, error) {
 	gvisor, err := runsc.New(runsc.Config{
 		Binary:        filepath.Join(d.cfg.LibexecDir, "runsc"),
+		Installed:     installed,
 		Root:          filepath.Join(d.cfg.RunDir, "runsc"),
-		Bundle:        dir,
+		Bundle:        b.dir,
 		StartInCgroup: d.cgroups.Start,
 		Processes:     d.cgroups.Processes,
 	})
@@ -284,10 +294,17 @@ func openRuntimes(d *Daemon, dir func(id string) string) (map[string]sandbox.Run
 		return nil, err
 	}
 	d.onClose(gvisor.Close)
+	b.recalled = func(ctx context.Context, r *record.Record) (string, error) {
+		needs, err := sandbox.NeedsOf(ctx, d.store, r)
+		if err != nil {
+			return "", err
+		}
+		return gvisor.AgentDir(needs)
+	}
 	d.runc, err = runc.New(runc.Config{
 		Binary: filepath.Join(d.cfg.LibexecDir, "sandboxd-runc"),
 		Root:   filepath.Join(d.cfg.RunDir, "runc"),
-		Bundle: dir,
+		Bundle: b.dir,
 	})
 	if err != nil {
 		return nil, err

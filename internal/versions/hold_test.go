@@ -97,8 +97,8 @@ func TestHoldEnds(t *testing.T) {
 		ends  bool
 		after time.Duration
 	}{
-		"too long":      {func(*testing.T, *Hold, *os.Process) {}, false, 10 * time.Second},
-		"daemon ends":   {func(_ *testing.T, h *Hold, _ *os.Process) { h.limit = time.Hour; h.Stop(); h.Stop() }, false, time.Second},
+		"too long":    {func(*testing.T, *Hold, *os.Process) {}, false, 10 * time.Second},
+		"daemon ends": {func(_ *testing.T, h *Hold, _ *os.Process) { h.limit = time.Hour; h.Stop(); h.Stop() }, false, time.Second},
 		"upgrader died": {func(t *testing.T, h *Hold, p *os.Process) {
 			h.limit = time.Hour
 			if err := p.Kill(); err != nil {

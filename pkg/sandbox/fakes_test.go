@@ -766,7 +766,7 @@ func (f fakeMemory) Resume(ctx context.Context, id string) error {
 	})
 }
 
-func (f fakeMemory) Restore(ctx context.Context, id, dir string, _ *os.File) (ran bool, err error) {
+func (f fakeMemory) Restore(ctx context.Context, id, dir string, _ record.MemoryNeeds, _ *os.File) (ran bool, err error) {
 	err = f.do(ctx, "memory.Restore", id, func() error {
 		if !f.images[dir] {
 			return fs.ErrNotExist
