@@ -61,7 +61,8 @@ func (c *changing) change(out io.Writer) (ch upgrade.Change, err error) {
 	case systemd.Booted():
 		ch.Units = "/usr/lib/systemd/system"
 		ch.Restart = func(ctx context.Context) error {
-			return shell(ctx, "systemctl daemon-reload && systemctl restart sandboxd.service")
+			return shell(ctx, "systemctl daemon-reload && systemctl restart sandboxd.service || "+
+				"{ journalctl --unit sandboxd.service --lines 5 --output cat --no-pager; exit 1; }")
 		}
 	default:
 		return ch, usageError{errors.New("systemd is not init here, so it is not known how the daemon is restarted: " +

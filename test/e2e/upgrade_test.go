@@ -52,8 +52,11 @@ func newService(t *testing.T, version string, config ...string) *service {
 			t.Logf("the daemons said:\n%s", log)
 		}
 	})
+	// PID 1 may be slow to reap what has ended.
 	script := `set -eu
-if [ -s pid ] && kill -TERM "$(cat pid)" 2>/dev/null; then tail -s 0.02 --pid="$(cat pid)" -f /dev/null; fi
+if [ -s pid ] && kill -TERM "$(cat pid)" 2>/dev/null; then
+	while grep -qs '^State:.[^Z]' "/proc/$(cat pid)/status"; do sleep 0.01; done
+fi
 [ ! -x root/undo/bin/sandboxd ] || root/undo/bin/sandboxd settle --config ` + s.Config + ` 2>>log
 root/current/bin/sandboxd serve --detach --pid-file pid --log-file log --config ` + s.Config + "\n"
 	if err := os.WriteFile(s.path("restart"), []byte("cd "+s.dir+"\n"+script), 0o600); err != nil {
