@@ -90,6 +90,10 @@ func ownDirectory(key, dir string, mode os.FileMode) error {
 		return fmt.Errorf("%s = %s is not empty (%s) and does not belong to sandboxd: choose an empty directory", key, dir, foreign)
 	}
 	if err := os.Chmod(dir, mode); err != nil {
+		if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO) {
+			return fmt.Errorf("make %s: %w; file systems become read-only after an I/O error, which dmesg shows: check the disk, and "+
+				"reboot to have it checked and mounted again", key, err)
+		}
 		return fmt.Errorf("make %s: %w", key, err)
 	}
 	return nil

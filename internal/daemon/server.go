@@ -43,7 +43,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 	return api.New(api.Config{
 		APIKeys:           keys,
 		Keys:              d.store,
-		Volumes:           sandbox.VolumesOf(d.manager),
+		Volumes:           pressure.Volumes{Volumes: sandbox.VolumesOf(d.manager), Ladder: d.ladder},
 		Policies:          sandbox.PoliciesOf(d.manager),
 		Pools:             d.pools,
 		Vaults:            d.secrets,
@@ -209,7 +209,7 @@ func readSecret(path string) ([]byte, error) {
 
 var (
 	_ api.Snapshots = pressure.Snapshots{}
-	_ api.Volumes   = (*sandbox.Volumes)(nil)
+	_ api.Volumes   = pressure.Volumes{}
 	_ api.Policies  = (*sandbox.Policies)(nil)
 	_ api.Images    = pressure.Images{}
 )

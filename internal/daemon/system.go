@@ -340,6 +340,10 @@ func (s *system) backup(ctx context.Context) (_ *os.File, err error) {
 // unnamed makes a file in dir that has no name (open(2), O_TMPFILE).
 func unnamed(dir string) (*os.File, error) {
 	f, err := os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO) {
+		return nil, errs.Wrap(err, errs.Unavailable, "the disk of the state directory of sandboxd takes no writes, and a backup is made "+
+			"there; check the disk, which dmesg tells of, and reboot the host")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make a file in %s: %w", filepath.Clean(dir), err)
 	}
