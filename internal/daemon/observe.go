@@ -92,6 +92,8 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 	}
 	t := d.egress.FlowLog.Traffic()
 	l.RxBytes, l.TxBytes, l.RxPackets, l.TxPackets = t.RxBytes, t.TxBytes, t.RxPackets, t.TxPackets
+	names := egress.CountNames(d.egress)
+	l.NamesAnswered, l.NamesUnanswered = names.Answered, names.Unanswered
 	q, err := d.egress.QueueCounts()
 	l.QueueWaiting, l.QueueOverflowed, l.QueueLost = q.Waiting, q.Overflowed, q.Lost
 	if k := d.backups; k != nil {

@@ -32,7 +32,7 @@ func full() (Look, error) {
 		Sandboxes: map[Kind]int{{"running", "runc"}: 3}, Deleting: 4, Prepared: map[string]int{"runc": 6},
 		Creating: 2, Waiting: 5, PoolBytes: 100, PoolUsedBytes: 40,
 		Flows: []Flows{{"deny", "blocked", 7}}, RxBytes: 21, TxBytes: 22, RxPackets: 23, TxPackets: 24,
-		QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3,
+		QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3, NamesAnswered: 41, NamesUnanswered: 42,
 		Backup: Backup{
 			Every: time.Hour, Good: time.Unix(1_800_000_000, 0), Bytes: 31, Failed: 32,
 			DrillGood: time.Unix(1_900_000_000, 0), DrillFails: true,
@@ -91,6 +91,8 @@ func TestScrape(t *testing.T) {
 		`sandboxd_egress_queue_packets 1`,
 		`sandboxd_egress_queue_dropped_total{at="queue"} 2`,
 		`sandboxd_egress_queue_dropped_total{at="socket"} 3`,
+		`sandboxd_egress_name_queries_total{outcome="answered"} 41`,
+		`sandboxd_egress_name_queries_total{outcome="unanswered"} 42`,
 		`sandboxd_look_failed 0`,
 		`go_goroutines `,
 		`process_resident_memory_bytes `,
