@@ -105,6 +105,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	if err := dropPrivileges(); err != nil {
 		return err
 	}
+	boundHeap(log)
 	d, err := open(ctx, cfg, log)
 	if err != nil {
 		return err

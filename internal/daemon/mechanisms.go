@@ -33,6 +33,11 @@ import (
 
 type cgroupTree struct{ *cgroups.Tree }
 
+// MemoryLimitHit passes on to cgroups.
+func (t cgroupTree) MemoryLimitHit(id string) (bool, error) {
+	return cgroups.MemoryLimitHit(t.Tree, id)
+}
+
 func (t cgroupTree) Create(ctx context.Context, id string, l sandbox.CgroupLimits) error {
 	return t.Tree.Create(ctx, id, cgroups.Limits(l))
 }

@@ -111,6 +111,8 @@ type (
 		LimitCPU(ctx context.Context, id string, millis int64) error
 		Populated(id string) (bool, error)
 		OOMKills(id string) (uint64, error)
+		// MemoryLimitHit reports whether id ever had all the memory that its limit allows.
+		MemoryLimitHit(id string) (bool, error)
 		// PidsRefused counts the tasks that id was refused at its limit.
 		PidsRefused(id string) (uint64, error)
 		Freeze(ctx context.Context, id string) error

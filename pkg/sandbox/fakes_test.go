@@ -188,6 +188,14 @@ func (f fakeCgroups) OOMKills(id string) (n uint64, err error) {
 	return n, err
 }
 
+func (f fakeCgroups) MemoryLimitHit(id string) (hit bool, err error) {
+	err = f.do(context.Background(), "cgroup.MemoryLimitHit", id, func() error {
+		hit = !f.short
+		return nil
+	})
+	return hit, err
+}
+
 func (f fakeCgroups) PidsRefused(id string) (n uint64, err error) {
 	err = f.do(context.Background(), "cgroup.PidsRefused", id, func() error {
 		n = f.refused[id]
