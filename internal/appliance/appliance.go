@@ -4,8 +4,8 @@
 //	└─────────── nothing is written ────────────────┘
 //
 // What can be refused is refused before anything is installed. Packages lie in a private directory
-// meanwhile, which is removed. A second Install of the same bundle does what a first one that was
-// interrupted has left: dpkg and rpm begin again.
+// meanwhile, which is removed, by the next Install if the power was cut. A second Install of the
+// same bundle does what a first one that was interrupted has left: dpkg and rpm begin again.
 package appliance
 
 import (
@@ -50,7 +50,7 @@ type manager interface {
 }
 
 // Install installs the packages of a bundle, and imports its images if the daemon answers then.
-func Install(ctx context.Context, o Order) error {
+func Install(ctx context.Context, o Order) (err error) {
 	b, err := bundle.Open(ctx, o.File, o.Keys)
 	if err != nil {
 		return err
@@ -64,11 +64,11 @@ func Install(ctx context.Context, o Order) error {
 	if err != nil {
 		return err
 	}
-	work, err := os.MkdirTemp(o.Work, "sandboxd-install.")
+	work, remove, err := newWork(o.Work)
 	if err != nil {
 		return fmt.Errorf("install %s: %w", o.File, err)
 	}
-	defer os.RemoveAll(work)
+	defer func() { err = errors.Join(err, remove()) }()
 	lacking := o.Lacks(ctx)
 	if os.Geteuid() != 0 {
 		lacking = append(lacking, "the rights of root: run it as root")
