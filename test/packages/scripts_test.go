@@ -102,6 +102,28 @@ dpkg -r sandboxd
 dpkg -P sandboxd
 gone /etc/sandboxd /srv/state /etc/systemd/system/multi-user.target.wants/sandboxd.service /var/lib/systemd/deb-systemd-helper-enabled/sandboxd.service.dsh-also
 same not-installed "$(state)" "the package"`,
+
+	"install again after a removal under systemd": `mkdir -p /run/systemd/system
+for p in systemctl deb-systemd-invoke modprobe; do
+  printf '#!/bin/sh\necho "$(basename "$0") $*" >>/srv/systemd\n' >/usr/local/sbin/$p
+  chmod +x /usr/local/sbin/$p
+done
+printf '[ "$2" != is-active ] || exit 3\n' >>/usr/local/sbin/systemctl
+started() { local n; n=$(grep -c '^deb-systemd-invoke start sandboxd.socket sandboxd.service' systemd) || true; same "$1" "$n" "times that the service was started"; }
+dpkg -i p/v1.deb
+started 1
+dpkg -i p/v2.deb
+started 1 # an upgrade; it was stopped
+dpkg -r sandboxd
+echo 'colour = "red"' >>/etc/sandboxd/config.toml # the daemon would reject it
+fails "rejects /etc/sandboxd/config.toml" dpkg -i p/v2.deb
+started 1
+sed -i '/colour/d' /etc/sandboxd/config.toml
+dpkg --configure sandboxd
+started 2
+gone /etc/sandboxd/.removed
+dpkg -i p/v1.deb
+started 2`,
 }
 
 // TestMaintainerScripts: the packages are installed, upgraded, removed and purged by dpkg, in a

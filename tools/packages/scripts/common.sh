@@ -130,7 +130,7 @@ prepare() {
 	for file in mitmproxy-ca-cert.pem ca-bundle.pem; do
 		[ -e "$agent/$file" ] || install -m 644 /dev/null "$agent/$file"
 	done
-	rm -f /etc/sandboxd/downgrade $note
+	rm -f /etc/sandboxd/downgrade
 	if command -v systemd-sysusers >/dev/null; then systemd-sysusers sandboxd.conf || say "the group sandboxd could not be made"; fi
 	booted || return 0
 	systemd-tmpfiles --create sandboxd.conf || say "/run/sandboxd could not be made"

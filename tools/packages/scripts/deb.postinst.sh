@@ -5,9 +5,12 @@ configure | abort-remove | abort-deconfigure | abort-upgrade) ;;
 *) exit 0 ;;
 esac
 if [ "$1" = abort-upgrade ]; then exit 0; fi
+# dpkg also names the version before if the package was removed. Then this is no upgrade: nothing runs.
+if [ "$1" = configure ] && [ -e "$note" ]; then set -- configure; fi
 prepare
 prune
 check_config "dpkg --configure sandboxd"
+rm -f "$note"
 for unit in sandboxd.socket sandboxd.service; do
 	deb-systemd-helper unmask $unit >/dev/null || true
 	if deb-systemd-helper --quiet was-enabled $unit; then
