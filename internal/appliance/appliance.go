@@ -171,7 +171,9 @@ func merged(lacking, packages []string) (all []string) {
 	for _, p := range packages {
 		all = append(all, "the package "+p)
 		name, _, _ := strings.Cut(p, " ")
-		lacking = slices.DeleteFunc(lacking, func(l string) bool { return strings.HasSuffix(l, "apt-get install "+name) })
+		lacking = slices.DeleteFunc(lacking, func(l string) bool {
+			return strings.HasSuffix(l, "apt-get install "+name) || strings.Contains(l, "install the Debian package "+name+";")
+		})
 	}
 	return append(all, lacking...)
 }
