@@ -26,9 +26,9 @@ repack() {
   local deb=/root/$1 file
   mkdir -p "$deb/DEBIAN"
   dpkg -L "$1" | while read -r file; do
-    if [ -L "$file" ] || [ -f "$file" ]; then cp -a --parents "$file" "$deb"; fi
-  done
-  for file in $(dpkg-query --control-list "$1" | grep -E '^(pre|post)(inst|rm)$'); do
+    if [ ! -d "$file" ] && { [ -L "$file" ] || [ -f "$file" ]; }; then echo "$file"; fi
+  done | sed "s,^/,," | tar -C / -cf - --no-recursion -T - | tar -C "$deb" -xf - # without what this machine leaves out
+  for file in $(dpkg-query --control-list "$1" | sed -nE '/^(pre|post)(inst|rm)$/p'); do
     dpkg-query --control-show "$1" "$file" >"$deb/DEBIAN/$file"
     chmod 755 "$deb/DEBIAN/$file"
   done
