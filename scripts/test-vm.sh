@@ -152,7 +152,8 @@ payload() {
   python3 test/vm/thin.py "$archive" "$dir/build/images/base.tar"
   if [[ " ${stories[*]} " = *" packages "* ]]; then packages "$dir"; fi
   if [[ " ${stories[*]} " = *" pools "* ]]; then go test -c -tags seccomp -o "$dir/build/snapshot.test" ./pkg/snapshot; fi
-  cp -a scripts systemd rootfs test docs README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md "$dir/"
+  if [[ " ${stories[*]} " = *" deploy "* ]]; then test/vm/deployed.sh "$dir/build/deploy" "$dir/build/images/base.tar"; fi
+  cp -a deploy scripts systemd rootfs test docs README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md "$dir/"
   mkfs.ext4 -q -L sandboxd -d "$dir" "$payload.disk" 2G
   rm -rf "$dir"
 }

@@ -99,16 +99,22 @@ keep) # DIR: copies /etc/sandboxd to DIR
   if [ -d $etc ]; then cp -a $etc "$1"; fi
   ;;
 
-restore) # DIR: the reverse of keep; then the service runs again if it should
+restore) # DIR: the reverse of keep; says what it did, and why the daemon ended. The service runs again if it should.
+  if ! systemctl --quiet is-active sandboxd.service; then
+    journalctl --unit sandboxd.service --lines 100 --output cat --quiet | grep '^sandboxd: ' | tail -n 1 || true
+  fi
   if [ -d "$1" ]; then
     find $etc -mindepth 1 -delete
     cp -a "$1/." $etc
+    systemctl --quiet is-active sandboxd.service || ! systemctl --quiet is-enabled sandboxd.service ||
+      systemctl restart sandboxd.service || echo "The service does not run."
+  elif [ -e /usr/lib/sandboxd/current ]; then
+    echo "sandboxd is installed, and /etc/sandboxd has the new files."
+    exit
   else
     rm -rf $etc
   fi
-  if systemctl --quiet is-enabled sandboxd.service 2>/dev/null && ! systemctl --quiet is-active sandboxd.service; then
-    systemctl restart sandboxd.service
-  fi
+  echo "/etc/sandboxd is as it was before."
   ;;
 
 install) # DOWNGRADE PACKAGE...
