@@ -55,7 +55,7 @@ var apart = map[string]map[string][]string{
 // The stories of whole machines (test/vm): those of a push, and all.
 const (
 	pushStories = "service"
-	allStories  = "service power limits neighbours clock pools packages"
+	allStories  = "service power limits neighbours clock pools packages deploy"
 )
 
 // costs are the seconds that long jobs take on a machine with two cores. The longest jobs
@@ -72,6 +72,7 @@ var costs = map[string]int{
 	"test/vm TestStory/power":               440,
 	"test/vm TestStory/clock":               240,
 	"test/vm TestStory/packages":            600,
+	"test/vm TestStory/deploy":              1200,
 	"test/e2e TestStories/runsc":            180,
 	"pkg/image":                             370,
 	"pkg/snapshot":                          400,
