@@ -114,7 +114,6 @@ YAML
   same alive "$(sandboxctl exec "$box" -- echo alive)" "the sandbox of before"
   sandboxctl image inspect extra >/dev/null
   pid=$(daemon_pid)
-  refused "which is newer" play -e sandboxd_bundle=$made/first.bundle
   refused "want a whole number" play -e '{"sandboxd_config": {"limits": {"max_sandboxes": "many"}}}'
   same "$pid" "$(daemon_pid)" "the daemon"
 

@@ -83,14 +83,14 @@ program) # TO FILE...: prints the path of the program that checks the configurat
   ;;
 
 check) # PROGRAM STAGED: PROGRAM checks the configuration among the files in STAGED
-  # They lie over those of /etc/sandboxd in a mount namespace of this check, so that the configuration can
-  # name files which are not there yet, and nothing changes if it is refused.
+  # /etc/sandboxd with the files in STAGED lies over /etc/sandboxd in a mount namespace of this check, so that
+  # the configuration can name files which are not there yet, and nothing changes if it is refused.
   made=
   [ -d $etc ] || { mkdir $etc && made=yes; }
   status=0
   # shellcheck disable=SC2016 # the inner shell expands these
-  unshare --mount sh -eu -c 'cp -an /etc/sandboxd/. "$2" && mount --bind "$2" /etc/sandboxd && "$1" config check /etc/sandboxd/config.toml' \
-    check "$1" "$2" || status=$?
+  unshare --mount sh -eu -c 'cp -a /etc/sandboxd "$2.whole" && cp -a "$2/." "$2.whole" && mount --bind "$2.whole" /etc/sandboxd &&
+    "$1" config check /etc/sandboxd/config.toml' check "$1" "$2" || status=$?
   [ -z "$made" ] || rmdir $etc
   exit $status
   ;;
