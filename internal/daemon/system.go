@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -173,6 +174,7 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 			return df, err
 		}
 	}
+	s.forgetLayers(layers)
 	addImages(&df, images, layers, all, snaps)
 	df.Snapshots = []wire.Disk{}
 	for _, snap := range snaps {
@@ -289,6 +291,17 @@ func (s *system) layerBytes(ctx context.Context, digest string) (int64, error) {
 		s.layers[digest] = n
 	}
 	return n, err
+}
+
+// forgetLayers drops what was measured of layers that are not there any more. A daemon that runs for
+// a year meets a new layer with each image.
+func (s *system) forgetLayers(there map[string]int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.layers, func(digest string, _ int64) bool {
+		_, ok := there[digest]
+		return !ok
+	})
 }
 
 // Backup copies the state into a file without a name. The kernel removes it when the

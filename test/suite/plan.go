@@ -72,6 +72,7 @@ var costs = map[string]int{
 	"test/vm TestStory/power":               440,
 	"test/vm TestStory/clock":               240,
 	"test/vm TestStory/packages":            600,
+	"test/year":                             150,
 	"test/e2e TestStories/runsc":            180,
 	"pkg/image":                             370,
 	"pkg/snapshot":                          400,
