@@ -60,7 +60,6 @@ type Daemon struct {
 	StateDir string
 
 	t       testing.TB
-	options Options
 	recipes string // directory of image recipes
 	program string // the daemon's
 	wrap    []string
@@ -137,7 +136,6 @@ func Prepare(t testing.TB, o Options) *Daemon {
 	if d.TCP == "" {
 		d.TCP = hosttest.FreePort(t).String()
 	}
-	d.options = o
 	d.configure(o)
 	d.teardown() // a killed test run may have left something
 	hosttest.Leaks(t, d.Instance)
@@ -179,13 +177,6 @@ level = "debug"
 `, d.Instance, d.StateDir, programs, d.TCP, key, strings.Join(o.Listen, "\n"),
 		cmp.Or(o.Pool, "auto"), cmp.Or(o.PoolSize, "4Gi"), strings.Join(o.Storage, "\n"), o.Prepared, o.Prepared)
 	must(d.t, os.WriteFile(d.Config, []byte(text+strings.Join(o.Config, "\n")), 0o600))
-}
-
-// Use chooses the directory of the programs of the next start, as an upgrade does.
-func (d *Daemon) Use(programs string) {
-	d.t.Helper()
-	d.options.Programs, d.program = programs, filepath.Join(programs, "sandboxd")
-	d.configure(d.options)
 }
 
 // Start starts the daemon and returns when the daemon serves.

@@ -11,14 +11,19 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/versions"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
@@ -31,7 +36,9 @@ type box struct {
 	api      *client.Client
 	clock    *clock
 	versions [2]version
-	version  int
+	version  int // that runs
+	root     versions.Root
+	restart  string // a command for the shell
 	registry string // host:port
 	backups  string // directory
 	random   *rand.Rand
@@ -57,7 +64,8 @@ type counter struct {
 func newBox(t *testing.T, o daemontest.Options, b *box) *box {
 	t.Helper()
 
-	o.Programs, o.StateDir = b.versions[0].dir, filepath.Join(o.Instance.StateDir(), "year")
+	b.root, b.restart = install(t, b.versions), b.restarts(t)
+	o.Root, o.StateDir = string(b.root), filepath.Join(o.Instance.StateDir(), "year")
 	b.backups, b.complaints = t.TempDir(), map[string]int{}
 	o.Config = append(o.Config,
 		"[limits]", `retain_ended = "20h"`,
@@ -107,22 +115,50 @@ func (b *box) kill() error {
 	return nil
 }
 
-// upgrade runs the other version from now on.
+// upgrade changes to the other version, as an operator does.
 func (b *box) upgrade(ctx context.Context) error {
 	b.down.Lock()
 	defer b.down.Unlock()
 	b.deaths.Add(1)
 	b.version = 1 - b.version
-	b.Stop()
-	b.Use(b.versions[b.version].dir)
-	if err := b.TryStart(); err != nil {
-		return fmt.Errorf("start %s after an upgrade: %w; it said:\n%s", b.versions[b.version].name, err, b.tail())
+	to := b.versions[b.version].name
+	cmd := exec.CommandContext(ctx, filepath.Join(string(b.root), "current/bin/sandboxd"), "rollback", to, "--root", string(b.root),
+		"--config", b.Config, "--restart", b.restart, "--gate", "10m")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("change to %s: %w: %s; the daemon said:\n%s", to, err, out, b.tail())
 	}
 	v, err := b.api.Version(ctx)
-	if err == nil && v.Version != b.versions[b.version].name {
-		err = fmt.Errorf("after an upgrade to %s the daemon is %s", b.versions[b.version].name, v.Version)
+	if err == nil && v.Version != to {
+		err = fmt.Errorf("after a change to %s the daemon is %s", to, v.Version)
 	}
 	return err
+}
+
+// restarts returns a command for the shell that restarts the daemon, which is a child of this process.
+// It asks by one pipe and is answered by another.
+func (b *box) restarts(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	ask, told := filepath.Join(dir, "ask"), filepath.Join(dir, "told")
+	if err := errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(told, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			if _, err := os.ReadFile(ask); err != nil { // it waits for somebody who asks
+				return // the test is over
+			}
+			b.Stop()
+			said := "ok"
+			if err := b.TryStart(); err != nil {
+				said = strings.ReplaceAll(err.Error(), "\n", " ")
+			}
+			if err := os.WriteFile(told, []byte(said+"\n"), 0); err != nil {
+				return
+			}
+		}
+	}()
+	return fmt.Sprintf(`echo >%s; read -r said <%s; [ "$said" = ok ] || { echo "$said" >&2; exit 1; }`, ask, told)
 }
 
 // tail is the end of the daemon's log.
