@@ -71,6 +71,7 @@ var walls = []struct {
 	{"github.com/prometheus", []string{"internal/metrics"}, "what counts and how it is shown is one place's business"},
 	{"github.com/minio/minio-go", []string{"internal/backup/target"}, "one place speaks to S3-compatible storage"},
 	{"filippo.io/age", []string{"internal/backup"}, "one place decides how a backup is encrypted"},
+	{"github.com/restic/chunker", []string{"internal/backup/chunks"}, "where data is cut depends on one key"},
 	{"mvdan.cc/sh", []string{"pkg/agent/shell"}, "a guest's command is parsed inside of the guest"},
 	{"gvisor.dev/gvisor", nil, "tools/runsc holds the only pin"},
 }

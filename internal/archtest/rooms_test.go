@@ -106,8 +106,10 @@ var rooms = map[string]map[string][]string{
 	"internal/backup": {
 		"target":            {}, // where backups are kept
 		"target/targettest": {"target"},
-		".":                 {"target"},
-		"schedule":          {".", "target"}, // on a timer
+		"chunks":            {"target"}, // the data of backups, each piece of it once
+		"files":             {"chunks"}, // trees of files as chunks
+		".":                 {"target", "chunks", "files"},
+		"schedule":          {".", "target", "chunks", "files"}, // on a timer
 	},
 	"pkg/oci": {
 		".":                 {},

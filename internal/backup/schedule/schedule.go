@@ -201,7 +201,7 @@ func (k *Keeper) backup(ctx context.Context) (b target.Backup, err error) {
 		Name: target.Name(k.Owner, number, now, k.Recipients != nil), Owner: k.Owner, Number: number, Taken: now,
 		Encrypted: k.Recipients != nil, Bytes: fi.Size(), Whole: true,
 	}
-	if _, err := target.Save(ctx, k.Target, b.Name, f, b.Bytes); err != nil {
+	if _, err := target.Save(ctx, k.Target, b.Name, f, b.Bytes, nil); err != nil {
 		return b, err
 	}
 	for _, old := range Plan(append(all, b), k.Keep, now) {
