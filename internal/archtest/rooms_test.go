@@ -109,7 +109,8 @@ var rooms = map[string]map[string][]string{
 		"chunks":            {"target"}, // the data of backups, each piece of it once
 		"files":             {"chunks"}, // trees of files as chunks
 		".":                 {"target", "chunks", "files"},
-		"schedule":          {".", "target", "chunks", "files"}, // on a timer
+		"contents":          {".", "chunks", "files", "target"},    // which trees of a host are in a backup
+		"schedule":          {".", "target", "chunks", "contents"}, // on a timer
 	},
 	"pkg/oci": {
 		".":                 {},

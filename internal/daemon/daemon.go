@@ -230,8 +230,8 @@ func (d *Daemon) openCgroups(ctx context.Context, disks []cgroups.Disk) (err err
 	return nil
 }
 
-// openStorage mounts the pool, opens the store, and ties the store to the pool.
-func (d *Daemon) openStorage(ctx context.Context) error {
+// openFiles mounts the pool.
+func openFiles(ctx context.Context, d *Daemon) error {
 	identity, err := netns.UserNS(0, 65536)
 	if err != nil {
 		return err
@@ -248,10 +248,17 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		IdentityUserNS: identity,
 		HostPaths:      d.cfg.Storage.AllowedHostPaths,
 	})
-	if err != nil {
+	if err == nil {
+		d.onClose(d.files.Close)
+	}
+	return err
+}
+
+// openStorage also opens the store, and ties it to the pool.
+func (d *Daemon) openStorage(ctx context.Context) (err error) {
+	if err := openFiles(ctx, d); err != nil {
 		return err
 	}
-	d.onClose(d.files.Close)
 	d.store, err = store.Open(stateFile(d.cfg), store.Options{Log: d.log})
 	if err != nil {
 		return err

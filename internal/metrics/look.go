@@ -44,6 +44,10 @@ type Backup struct {
 
 	DrillGood  time.Time // the last restore drill that succeeded; zero: none
 	DrillFails bool      // the last one failed
+
+	DataBytes, DataSent int64 // of the last that succeeded: of data, and what of it was sent
+	DataLeft            int   // volumes and snapshots that could not be read for it
+	CheckFails          bool  // packs are missing or bad
 }
 
 // Pool is a pool of ready sandboxes.
@@ -75,7 +79,8 @@ type looker struct {
 
 	members, poolWork, poolSeconds, left, notice, pressure *prometheus.Desc
 
-	backupEvery, backupGood, backupBytes, backupFailed, drillGood, drillFails *prometheus.Desc
+	backupEvery, backupGood, backupBytes, backupFailed, drillGood, drillFails, dataBytes, dataSent, dataLeft,
+	checkFails *prometheus.Desc
 
 	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, failed *prometheus.Desc
 }
@@ -107,6 +112,10 @@ func newLooker(look func() (Look, error)) *looker {
 		drillGood: d("backup_drill_last_success_timestamp_seconds",
 			"When the last restore drill began that succeeded, in Unix seconds; 0 if there was none."),
 		drillFails: d("backup_drill_failed", "1 if the last restore drill failed."),
+		dataBytes:  d("backup_data_bytes", "Size of the volumes, snapshots and layers in the last backup that was stored."),
+		dataSent:   d("backup_data_sent_bytes", "Bytes of data that the last backup sent."),
+		dataLeft:   d("backup_data_left_out", "Volumes and snapshots that could not be read for the last backup."),
+		checkFails: d("backup_check_failed", "1 if the last comparison of packs with their checksums found a bad one."),
 
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
@@ -124,7 +133,8 @@ func newLooker(look func() (Look, error)) *looker {
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		l.members, l.poolWork, l.poolSeconds, l.left, l.notice, l.pressure,
-		l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed, l.drillGood, l.drillFails,
+		l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed, l.drillGood, l.drillFails, l.dataBytes,
+		l.dataSent, l.dataLeft, l.checkFails,
 		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.failed,
 	} {
 		ch <- d
@@ -191,6 +201,14 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 		fails = 1
 	}
 	gauge(l.drillFails, fails)
+	fails = 0
+	if v.Backup.CheckFails {
+		fails = 1
+	}
+	gauge(l.checkFails, fails)
+	gauge(l.dataBytes, float64(v.Backup.DataBytes))
+	gauge(l.dataSent, float64(v.Backup.DataSent))
+	gauge(l.dataLeft, float64(v.Backup.DataLeft))
 	gauge(l.backupBytes, float64(v.Backup.Bytes))
 	count(l.backupFailed, float64(v.Backup.Failed))
 }

@@ -12,10 +12,14 @@ import (
 	"github.com/sandboxd/sandboxd/internal/failpoint"
 )
 
-// Prune removes the packs of an owner that are not in keep, and returns how many and how large they
-// were. Packs of others stay.
-func Prune(ctx context.Context, t target.Target, owner string, keep map[string]bool) (n int, bytes int64, err error) {
+// Prune removes the packs of an owner that are not needed, and returns how many and how large they
+// were. It asks for those that are needed if there are any. Packs of others stay.
+func Prune(ctx context.Context, t target.Target, owner string, needed func() (map[string]bool, error)) (n int, bytes int64, err error) {
 	there, err := packsOf(ctx, t, owner)
+	if err != nil || len(there) == 0 {
+		return 0, 0, err
+	}
+	keep, err := needed()
 	if err != nil {
 		return 0, 0, err
 	}
@@ -33,6 +37,24 @@ func Prune(ctx context.Context, t target.Target, owner string, keep map[string]b
 		bytes += size
 	}
 	return n, bytes, nil
+}
+
+// Lost lists the packs of a catalog that the target has no more, or with another size.
+func (c *Catalog) Lost(ctx context.Context, t target.Target) (names []string, err error) {
+	all, err := t.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	there := make(map[string]int64, len(all))
+	for _, o := range all {
+		there[o.Name] = o.Bytes
+	}
+	for _, p := range c.Packs {
+		if bytes, ok := there[p.Name]; !ok || bytes != p.Bytes {
+			names = append(names, p.Name)
+		}
+	}
+	return names, nil
 }
 
 // Forget notes that a pack is bad: what was in it is sent again. The caller lets no Session run
