@@ -133,8 +133,9 @@ func readJournal(r io.Reader, f func(kind, []byte) error) (end int64, err error)
 
 // A journal is the file, open for one session.
 type journal struct {
-	f   *os.File
-	end int64
+	f    *os.File
+	end  int64
+	late bool // its records are synced all at once
 }
 
 // scan calls f for the packs in the journal.
@@ -156,7 +157,7 @@ func (j *journal) scan(f func(packed) error) error {
 func (j *journal) append(k kind, content []byte) error {
 	b := appendRecord(nil, k, content)
 	_, err := j.f.WriteAt(b, j.end)
-	if err == nil {
+	if err == nil && !j.late {
 		err = unix.Fdatasync(int(j.f.Fd()))
 	}
 	if err != nil {
@@ -190,7 +191,7 @@ func openJournal(path string, f func(kind, []byte) error) (*journal, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("read the journal of backups %s: %w", path, err), file.Close())
 	}
-	return &journal{file, end}, nil
+	return &journal{f: file, end: end}, nil
 }
 
 // rewrite replaces the file at path by what write writes, and opens that.
@@ -208,10 +209,11 @@ func rewrite(path string, write func(*journal) error) (_ *journal, err error) {
 	if _, err := file.WriteString(journalMagic); err != nil {
 		return nil, err
 	}
-	j := &journal{file, int64(len(journalMagic))}
+	j := &journal{f: file, end: int64(len(journalMagic)), late: true}
 	if err := write(j); err != nil {
 		return nil, err
 	}
+	j.late = false
 	if err := errors.Join(file.Sync(), os.Rename(tmp, path)); err != nil {
 		return nil, err
 	}

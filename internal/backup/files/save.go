@@ -107,7 +107,7 @@ func (s *saver) dir(dir *os.File, at string, e Entry) error {
 		return err
 	}
 	names, err := s.names.Read(dir, nil)
-	if err != nil {
+	if err != nil && !errors.Is(err, unix.ENOENT) { // the directory was removed meanwhile
 		return err
 	}
 	slices.Sort(names)
@@ -170,7 +170,7 @@ func (s *saver) kind(dir *os.File, name, at string, st *unix.Stat_t) error {
 			err = unix.ENAMETOOLONG
 		}
 		if err != nil {
-			return &os.PathError{Op: "readlinkat", Path: at, Err: err}
+			return replaced(&os.PathError{Op: "readlinkat", Path: at, Err: err})
 		}
 		e.Target = string(buf[:n])
 		return s.special(dir, e)
@@ -195,7 +195,7 @@ func (s *saver) open(dir *os.File, name, at string, isDir bool) error {
 	}
 	fd, err := tree.OpenBeneath(int(dir.Fd()), name, flags)
 	if err != nil {
-		return err
+		return replaced(err)
 	}
 	f := os.NewFile(uintptr(fd), at)
 	defer f.Close()
@@ -222,6 +222,17 @@ func (s *saver) open(dir *os.File, name, at string, isDir bool) error {
 		return err
 	}
 	return gone(s.content(f, st.Size))
+}
+
+// replaced makes ENOENT of what the kernel says of a name that has become another kind of file since it
+// was looked at: that one has gone.
+func replaced(err error) error {
+	for _, e := range []unix.Errno{unix.ELOOP, unix.ENOTDIR, unix.EINVAL, unix.ENXIO} {
+		if errors.Is(err, e) {
+			return fmt.Errorf("%w: %w", unix.ENOENT, err)
+		}
+	}
+	return err
 }
 
 // gone says that an error is none of a name that has gone: something of it is written already.
