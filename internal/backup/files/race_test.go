@@ -25,7 +25,8 @@ func TestRace(t *testing.T) {
 	const n = 20
 	for i := range n {
 		must(t, os.MkdirAll(at(i, ".real"), 0o755), os.WriteFile(at(i, ".real/f"), []byte("of the guest"), 0o644),
-			os.Symlink(outside, at(i, ".link")), os.Symlink(filepath.Join(outside, "f"), at(i, ".file")), unix.Mkfifo(at(i, ".pipe"), 0o600),
+			os.Symlink(outside, at(i, ".link")), os.Symlink(filepath.Join(outside, "f"), at(i, ".file")),
+			unix.Mkfifo(at(i, ".pipe"), 0o600),
 			os.WriteFile(at(i, ".reg"), []byte("regular"), 0o644))
 	}
 	stop, done := make(chan struct{}), make(chan int)

@@ -116,6 +116,12 @@ const (
 	checkParts = 30
 )
 
+// checkDue reports whether packs are to be compared. A check that has failed stands until there is a
+// backup since: the next part would pass, and bad packs be forgotten.
+func (s *Status) checkDue(now time.Time) bool {
+	return s.Check.due(checkEvery, now) && (s.Check.Last.Error == "" || s.Backup.Good.Time.After(s.Check.Last.Time))
+}
+
 // CheckFailed is the kind of what a Keeper tells when packs are missing or bad.
 const CheckFailed = "backup_check_failed"
 

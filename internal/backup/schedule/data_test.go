@@ -287,6 +287,28 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// TestCheckStands: a bad pack is said until there is another backup.
+func TestCheckStands(t *testing.T) {
+	now := start.Add(2 * day)
+	failed := History{Good: Run{Time: start.Add(-day)}, Last: Run{Time: start, Error: "bad"}, Since: start}
+	for what, c := range map[string]struct {
+		check  History
+		backup time.Time
+		due    bool
+	}{
+		"never":          {History{}, start, true},
+		"just now":       {History{Good: Run{Time: now}, Last: Run{Time: now}}, start, false},
+		"a day ago":      {History{Good: Run{Time: start}, Last: Run{Time: start}}, start, true},
+		"failed":         {failed, start.Add(-time.Hour), false},
+		"failed, backup": {failed, start.Add(time.Hour), true},
+	} {
+		s := Status{Backup: History{Good: Run{Time: c.backup}}, Check: c.check}
+		if got := s.checkDue(now); got != c.due {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+}
+
 // steps are where a backup with data can be killed.
 var steps = []string{
 	"backup:send", "backup:sent", "backup:noted", "backup:noted:2", "backup:listed", "backup:stored", "backup:prune", "backup:prune:2",

@@ -119,7 +119,7 @@ func (k *Keeper) Tick(ctx context.Context) {
 	if s := k.Status(); s.Backup.Good.Name != "" && s.Drill.due(k.Trial.Every, k.Now()) {
 		k.Drill(ctx) //nolint:errcheck // likewise
 	}
-	if s := k.Status(); k.Data != nil && s.Backup.Good.Name != "" && s.Check.due(checkEvery, k.Now()) {
+	if s := k.Status(); k.Data != nil && s.Backup.Good.Name != "" && s.checkDue(k.Now()) {
 		k.Check(ctx) //nolint:errcheck // likewise
 	}
 }
