@@ -110,6 +110,11 @@ test-attacks: deps weak ## run all attacks of test/attacks, and show that each s
 bench: deps build ## measure; writes build/bench.json and the table of docs/benchmarks.md
 	@scripts/bench.sh
 
+.PHONY: year
+year: deps build ## simulate a year of load, backups, upgrades and kill -9; DAYS=30; writes the table of docs/benchmarks.md
+	SANDBOXD_TEST=root SANDBOXD_BIN=$(BIN) $(GO) test -count=1 -v -tags seccomp,all -timeout 0 -run '^TestYear$$' ./test/year \
+	  -days $(or $(DAYS),365) -seed $(or $(SEED),1) $(if $(DAYS),,-doc $(CURDIR)/docs/benchmarks.md)
+
 .PHONY: man
 man: $(BUILD)/man/sandboxctl.1 ## write the man pages of all commands into build/man
 	@ls $(BUILD)/man | wc -l | xargs echo "pages in build/man:"

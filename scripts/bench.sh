@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" -eq 0 ] || { echo "bench: sandboxd makes namespaces, cgroups and firewall rules, so this needs root" >&2; exit 1; }
 go build -trimpath -o build/bench-tool ./test/bench
+make packager >/dev/null
 CGO_ENABLED=0 go build -trimpath -o build/bench-guest ./test/bench/guest
 CGO_ENABLED=0 go test -c -trimpath -tags seccomp -o build/bench-egress ./pkg/egress
 before=$(sha256sum docs/benchmarks.md)

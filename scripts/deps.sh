@@ -18,6 +18,7 @@ if [ "${1:-}" = test ]; then
     xfsprogs                 # a pool on xfs
     rpm cpio lintian rpmlint # judges of the packages
     minisign                 # a second reader of bundles' signatures
+    ansible-core             # reads deploy/ansible
     qemu-system-x86 qemu-utils e2fsprogs # whole machines (test/vm)
   )
   # Any release of these will do, also one that is no Debian package.

@@ -2,9 +2,9 @@
 # Runs stories in whole machines that qemu emulates: a Debian with its own kernel, systemd
 # and pure cgroup v2. A story (test/vm/STORY.sh) installs sandboxd with its script and has
 # one stage for each boot.
-#   scripts/test-vm.sh [--debian bookworm|trixie] [STORY...]
-# Needs root, qemu-system-x86, qemu-utils, mmdebstrap and python3. The output of a story is in
-# build/vm/STORY.log, that of its kernel in STORY.console.
+#   scripts/test-vm.sh [--debian bookworm|trixie] [STORY[@bookworm|@trixie]...]
+# Needs root, qemu-system-x86, qemu-utils, mmdebstrap and python3; the story "bundle" also
+# minisign. The output of a story is in build/vm/STORY.log, that of its kernel in STORY.console.
 #
 # The disk of the Debian is made once and kept in ~/.cache/sandboxd-test/vm; a story writes
 # to an overlay of it. A line "# needs: PACKAGE..." in a story asks for a Debian of its own
@@ -24,17 +24,17 @@ fail() { echo "test-vm: $*" >&2; exit 1; }
 for tool in qemu-system-x86_64 qemu-img mmdebstrap mkfs.ext4 python3; do
   command -v $tool >/dev/null || fail "$tool is missing: apt-get install qemu-system-x86 qemu-utils mmdebstrap e2fsprogs python3"
 done
-for s in "${stories[@]}"; do [ -f "test/vm/$s.sh" ] || fail "no story $s: test/vm has $(cd test/vm && ls -m ./*.sh)"; done
+for s in "${stories[@]}"; do [ -f "test/vm/${s%@*}.sh" ] || fail "no story $s: test/vm has $(cd test/vm && ls -m ./*.sh)"; done
 mkdir -p "$vm" "$cache/vm" "$cache/images"
 new=$cache/vm/new.$$ # a disk that is not complete yet
 payload=$vm/_${stories[0]} # the files under test; the "_" hides them from "./..." of go
 
 # An interrupted run leaves no machine, no overlay and no incomplete disk.
 tidy() {
-  local job
+  local job run
   for job in $(jobs -p); do kill "$job" 2>/dev/null || true; done
-  rm -rf --one-file-system "$new" "$payload" "$payload.disk"
-  for story in "${stories[@]}"; do rm -f "$vm/$story.disk"; done
+  rm -rf --one-file-system "$new" "$payload" "$payload.disk" "$payload.key"
+  for run in "${stories[@]}"; do rm -f "$vm/$run.disk"; done
 }
 trap tidy EXIT
 trap 'exit 130' INT TERM HUP
@@ -129,6 +129,9 @@ image() {
   echo "$archive"
 }
 
+# told STORY: it is one of the stories of this run, on any Debian.
+told() { printf '%s\n' "${stories[@]%@*}" | grep -x "$1" >/dev/null; }
+
 # packages DIR writes the packages, and those of a version that differs in its number alone, into
 # the files under test.
 packages() {
@@ -142,6 +145,27 @@ packages() {
   rm -f "$1"/build/packages/*.rpm "$1"/build/packages/second/*.rpm
 }
 
+# bundles DIR writes a bundle of the package and the image into the files under test, and the
+# public key of it. It adds a bundle of an old release, one for another machine, and another key.
+bundles() {
+  local dir=$1/build/bundle
+  command -v minisign >/dev/null || fail "minisign is missing: apt-get install minisign"
+  mkdir -p "$dir"
+  make packager
+  build/tools/packages -images /nowhere -out "$dir" -version "$(build/bin/sandboxd --version | cut -d' ' -f3)" -epoch "$(git log -1 --format=%ct)"
+  minisign -G -W -f -p "$dir/other.pub" -s "$payload.key" >/dev/null
+  minisign -G -W -f -p "$dir/bundle.pub" -s "$payload.key" >/dev/null
+  create() { # FILE ARGS...
+    local file=$dir/$1
+    shift
+    SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) build/bin/sandboxd bundle create -o "$file" --key "$payload.key" --file LICENSE=LICENSE "$@"
+  }
+  create sandboxd.bundle --package "$(echo "$dir"/sandboxd_*_amd64.deb)" --image "$1/build/images/base.tar"
+  create old.bundle --release 0.0.1
+  create arm64.bundle --arch arm64 --verifier test/vm/guest.sh # no host of this kind runs it
+  rm -f "$payload.key" "$dir"/*.deb "$dir"/*.rpm
+}
+
 # payload makes the disk with the files under test, like a clone after `make build`.
 payload() {
   local dir=$payload archive
@@ -150,14 +174,17 @@ payload() {
   mkdir -p "$dir/build/images"
   cp -al build/bin build/man "$dir/build/"
   python3 test/vm/thin.py "$archive" "$dir/build/images/base.tar"
-  if [[ " ${stories[*]} " = *" packages "* ]]; then packages "$dir"; fi
-  if [[ " ${stories[*]} " = *" pools "* ]]; then go test -c -tags seccomp -o "$dir/build/snapshot.test" ./pkg/snapshot; fi
-  cp -a scripts systemd rootfs test docs README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md "$dir/"
+  if told packages; then packages "$dir"; fi
+  if told bundle; then bundles "$dir"; fi
+  if told upgrade; then test/vm/releases.sh "$dir/build/releases"; fi
+  if told pools; then go test -c -tags seccomp -o "$dir/build/snapshot.test" ./pkg/snapshot; fi
+  if told deploy; then test/vm/deployed.sh "$dir/build/deploy" "$dir/build/images/base.tar"; fi
+  cp -a deploy scripts systemd rootfs test docs README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md "$dir/"
   mkfs.ext4 -q -L sandboxd -d "$dir" "$payload.disk" 2G
   rm -rf "$dir"
 }
 
-# boot runs stage $2 of story $1 until the machine is off, or the story asks for a power cut.
+# boot runs stage $2 of story $1 (STORY or STORY@SUITE) until the machine is off, or the story asks for a power cut.
 #
 # Options avoid what the emulator does slowly: there are no vector instructions (Go hashes an
 # image three times faster without them) and no mitigations in the kernel, and the clock is
@@ -170,7 +197,7 @@ boot() {
   qemu-system-x86_64 -accel tcg,thread=multi -cpu max,-avx,-avx2,-bmi2 -smp 2 -m 6144 -display none -no-reboot -nic none \
     -serial "file:$vm/$story.console" -serial "file:$vm/$story.serial" \
     -kernel "$base/vmlinuz" -initrd "$base/initrd" \
-    -append "root=LABEL=root rw console=ttyS0 quiet tsc=reliable no_timer_check panic=-1 mitigations=off story=$story stage=$stage" \
+    -append "root=LABEL=root rw console=ttyS0 quiet tsc=reliable no_timer_check panic=-1 mitigations=off story=${story%@*} stage=$stage" \
     -drive "file=$vm/$story.disk,format=qcow2,if=virtio,cache=unsafe" \
     -drive "file=$payload.disk,format=raw,if=virtio,readonly=on" &
   qemu=$!
@@ -190,18 +217,20 @@ boot() {
 }
 
 payload
-bad=()
-for story in "${stories[@]}"; do
+bad=() given=$suite
+for run in "${stories[@]}"; do
+  story=${run%@*} suite=$given
+  [ "$run" = "$story" ] || suite=${run#*@}
   base "$story"
   echo "== story $story ($suite)"
   start=$SECONDS stages=$(grep -c '^stage_[0-9]*()' "test/vm/$story.sh")
-  rm -f "$vm/$story.log"
-  qemu-img create -q -f qcow2 -F qcow2 -b "$base/disk" "$vm/$story.disk"
+  rm -f "$vm/$run.log"
+  qemu-img create -q -f qcow2 -F qcow2 -b "$base/disk" "$vm/$run.disk"
   for stage in $(seq 1 "$stages"); do
-    boot "$story" "$stage"
-    grep -q "^END $story $stage 0\$" "$vm/$story.log" || { bad+=("$story"); break; }
+    boot "$run" "$stage"
+    grep -q "^END $story $stage 0\$" "$vm/$run.log" || { bad+=("$run"); break; }
   done
-  rm -f "$vm/$story.disk"
+  rm -f "$vm/$run.disk"
   echo "   $((SECONDS - start)) s"
 done
 if [ ${#bad[@]} -gt 0 ]; then

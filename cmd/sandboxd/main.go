@@ -50,8 +50,8 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), bundleCommand(), configCommand(), doctorCommand(), restoreCommand(), sbomCommand(),
-		supportCommand(), teardownCommand())
+	root.AddCommand(serveCommand(), bundleCommand(), configCommand(), doctorCommand(), restoreCommand(), rollbackCommand(),
+		sbomCommand(), settleCommand(), supportCommand(), teardownCommand(), upgradeCommand(), versionsCommand())
 	return root
 }
 

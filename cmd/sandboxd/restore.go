@@ -15,6 +15,7 @@ import (
 func restoreCommand() *cobra.Command {
 	var (
 		accept, check  bool
+		noData         bool
 		from, identity string
 	)
 	cmd := &cobra.Command{
@@ -29,9 +30,14 @@ is the newest of this host, and other names are those of "sandboxctl system back
 encrypted backup needs the private key of one of its recipients, with --identity, or that of
 backup.identity.
 
+A backup with data (backup.data) also brings back volumes, files of snapshots, and layers of images,
+from the target of the configuration. What is on the host already stays as it is. If a part cannot
+be restored, the error says which and why; the same command goes on where it was.
+
 With --check, nothing is replaced: the backup is restored into a temporary directory ($TMPDIR),
 opened, and removed again. The daemon may run meanwhile. It needs no daemon and no state, so a
-machine that has the private key can do it.
+machine that has the private key can do it. Of data, the index, the lists of files and a sample are
+read, if the configuration names the target.
 
 After a restore, the daemon removes nothing from the host that the backup does not know. While
 the host has sandboxes that the backup does not know, the daemon creates no sandbox. Both hold
@@ -56,6 +62,7 @@ until "sandboxd restore --accept".`,
 	path := configFlag(cmd)
 	cmd.Flags().BoolVar(&accept, "accept", false, "let the next daemon remove what the restored state does not know")
 	cmd.Flags().BoolVar(&check, "check", false, "only try whether the backup can be restored; replace nothing")
+	cmd.Flags().BoolVar(&noData, "no-data", false, "restore the records alone, of a backup with data, too")
 	cmd.Flags().StringVar(&from, "from", "", `"latest", or the name of a backup on the target of the configuration`)
 	cmd.Flags().StringVar(&identity, "identity", "", "file with a private key of age (mode 0600) that opens an encrypted backup")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -87,7 +94,7 @@ until "sandboxd restore --accept".`,
 		if check {
 			return daemon.CheckBackup(cmd.Context(), cfg, in, ids, out)
 		}
-		return daemon.Restore(cmd.Context(), cfg, in, ids, out)
+		return daemon.Restore(cmd.Context(), cfg, in, ids, noData, out)
 	}
 	return cmd
 }

@@ -4,8 +4,8 @@
 //	└─────────── nothing is written ────────────────┘
 //
 // What can be refused is refused before anything is installed. Packages lie in a private directory
-// meanwhile, which is removed. A second Install of the same bundle does what a first one that was
-// interrupted has left: dpkg and rpm begin again.
+// meanwhile, which is removed, by the next Install if the power was cut. A second Install of the
+// same bundle does what a first one that was interrupted has left: dpkg and rpm begin again.
 package appliance
 
 import (
@@ -47,10 +47,12 @@ type manager interface {
 	// lacks names what the packages in files need, and the host and files do not have.
 	lacks(ctx context.Context, files []string) ([]string, error)
 	install(ctx context.Context, files []string, older bool, out io.Writer) error
+	// unpack writes what a package has below dir instead of the root of the host. It runs no scripts.
+	unpack(ctx context.Context, file, dir string) error
 }
 
 // Install installs the packages of a bundle, and imports its images if the daemon answers then.
-func Install(ctx context.Context, o Order) error {
+func Install(ctx context.Context, o Order) (err error) {
 	b, err := bundle.Open(ctx, o.File, o.Keys)
 	if err != nil {
 		return err
@@ -64,41 +66,64 @@ func Install(ctx context.Context, o Order) error {
 	if err != nil {
 		return err
 	}
-	work, err := os.MkdirTemp(o.Work, "sandboxd-install.")
+	p, err := prepare(ctx, o, b, m)
 	if err != nil {
-		return fmt.Errorf("install %s: %w", o.File, err)
+		return err
 	}
-	defer os.RemoveAll(work)
+	defer func() { err = errors.Join(err, p.remove()) }()
+	if installed != "" && installed != b.Version {
+		fmt.Fprintf(o.Out, "sandboxd %s is installed; this replaces it without a trial, which \"sandboxd upgrade\" makes\n", installed)
+	}
+	fmt.Fprintf(o.Out, "installing sandboxd %s\n", b.Version)
+	if err := m.install(ctx, p.files, o.Force, o.Out); err != nil {
+		return fmt.Errorf("install %s: %w; when the cause is mended, install the bundle again", o.File, err)
+	}
+	return images(ctx, b, p.dir, o.Out)
+}
+
+// parts is what was extracted of a bundle.
+type parts struct {
+	work   string // the directory for all of it
+	remove func() error
+	dir    string   // below work: the members
+	files  []string // the packages
+}
+
+// prepare checks that the host has what the bundle needs, and extracts its packages and images.
+func prepare(ctx context.Context, o Order, b *bundle.Bundle, m manager) (p parts, err error) {
+	if p.work, p.remove, err = newWork(o.Work); err != nil {
+		return p, fmt.Errorf("install %s: %w", o.File, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.remove())
+		}
+	}()
 	lacking := o.Lacks(ctx)
 	if os.Geteuid() != 0 {
 		lacking = append(lacking, "the rights of root: run it as root")
 	}
-	if why := space(work, b); why != "" {
-		return lacks(o.File, append(lacking, why))
+	if why := space(p.work, b); why != "" {
+		return p, lacks(o.File, append(lacking, why))
 	}
-	dir := filepath.Join(work, "bundle")
-	err = b.Extract(ctx, dir, func(f bundle.Member) bool { return f.Kind == bundle.Image || ours(f, m) })
+	p.dir = filepath.Join(p.work, "bundle")
+	err = b.Extract(ctx, p.dir, func(f bundle.Member) bool { return f.Kind == bundle.Image || ours(f, m) })
 	if err != nil {
-		return err
+		return p, err
 	}
-	var files []string
 	for _, f := range b.Members {
 		if ours(f, m) {
-			files = append(files, filepath.Join(dir, f.Name))
+			p.files = append(p.files, filepath.Join(p.dir, f.Name))
 		}
 	}
-	missing, err := m.lacks(ctx, files)
+	missing, err := m.lacks(ctx, p.files)
 	if err != nil {
-		return fmt.Errorf("install %s: %w", o.File, err)
+		return p, fmt.Errorf("install %s: %w", o.File, err)
 	}
 	if lacking = merged(lacking, missing); len(lacking) > 0 {
-		return lacks(o.File, lacking)
+		return p, lacks(o.File, lacking)
 	}
-	fmt.Fprintf(o.Out, "installing sandboxd %s\n", b.Version)
-	if err := m.install(ctx, files, o.Force, o.Out); err != nil {
-		return fmt.Errorf("install %s: %w; when the cause is mended, install the bundle again", o.File, err)
-	}
-	return images(ctx, b, dir, o.Out)
+	return p, nil
 }
 
 // ours reports whether f is a package for this host.
@@ -171,7 +196,9 @@ func merged(lacking, packages []string) (all []string) {
 	for _, p := range packages {
 		all = append(all, "the package "+p)
 		name, _, _ := strings.Cut(p, " ")
-		lacking = slices.DeleteFunc(lacking, func(l string) bool { return strings.HasSuffix(l, "apt-get install "+name) })
+		lacking = slices.DeleteFunc(lacking, func(l string) bool {
+			return strings.HasSuffix(l, "apt-get install "+name) || strings.Contains(l, "install the Debian package "+name+";")
+		})
 	}
 	return append(all, lacking...)
 }

@@ -215,7 +215,10 @@ func TestLacks(t *testing.T) {
 	needs := "Pre-Depends: none\nDepends: present (>= 2.1), one|two , removed, virtual (>= 1), tb (>= 2)\n"
 	b.bundle("1.0.0", "", b.deb("ta", "1.0", needs), b.deb("tb", "1.0", "Depends: none\n"))
 	b.order.Lacks = func(context.Context) []string {
-		return []string{"none is missing; fix: apt-get install none", "the kernel has no overlayfs: use another kernel"}
+		return []string{
+			"none is missing; fix: apt-get install none", "find none: install the Debian package none; fix: modprobe none",
+			"the kernel has no overlayfs: use another kernel",
+		}
 	}
 	err := b.install()
 	want := "nothing was installed:\n  the package none\n  the package present (>= 2.1)\n  the package one or two\n" +

@@ -24,6 +24,39 @@ func (debian) install(ctx context.Context, files []string, _ bool, out io.Writer
 	return run(ctx, out, "dpkg", append([]string{"--force-confdef", "--force-confold", "--install"}, files...)...)
 }
 
+func (debian) unpack(ctx context.Context, file, dir string) error {
+	_, err := ask(ctx, "dpkg-deb", "--extract", file, dir)
+	return err
+}
+
+// piped runs two programs, of which the second reads what the first writes.
+func piped(from, to *exec.Cmd) error {
+	var said, added bytes.Buffer
+	from.Stderr, to.Stderr = &said, &added
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	from.Stdout, to.Stdin = w, r
+	started := from.Start()
+	w.Close()
+	ended := to.Run()
+	r.Close()
+	if started == nil {
+		started = from.Wait()
+	}
+	for _, p := range []struct {
+		cmd  *exec.Cmd
+		err  error
+		said *bytes.Buffer
+	}{{to, ended, &added}, {from, started, &said}} {
+		if p.err != nil {
+			return fmt.Errorf("%s: %w: %s", p.cmd.Args[0], p.err, bytes.TrimSpace(p.said.Bytes()))
+		}
+	}
+	return nil
+}
+
 // run runs a program that no signal to this one ends halfway: dpkg would leave a host that needs care.
 func run(ctx context.Context, out io.Writer, program string, args ...string) error {
 	if err := ctx.Err(); err != nil {
@@ -166,6 +199,13 @@ func (rpm) form() string { return ".rpm" }
 
 func (rpm) install(ctx context.Context, files []string, older bool, out io.Writer) error {
 	return run(ctx, out, "rpm", append(rpmFlags(older), files...)...)
+}
+
+func (rpm) unpack(ctx context.Context, file, dir string) error {
+	out := exec.CommandContext(ctx, "cpio", "--extract", "--make-directories", "--preserve-modification-time", "--quiet",
+		"--no-absolute-filenames")
+	out.Dir = dir
+	return piped(exec.CommandContext(ctx, "rpm2cpio", file), out)
 }
 
 func rpmFlags(older bool) []string {

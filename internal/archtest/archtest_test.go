@@ -29,18 +29,20 @@ var layers = [][]string{
 		"internal/release", "internal/seccomp", "internal/systemd", "internal/tarball",
 		"internal/testcache", "internal/weak", "pkg/errs",
 	},
-	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine", "internal/sealed"},
+	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine", "internal/sealed", "internal/versions"},
 	2: {
 		"internal/manual", "internal/metrics", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image",
 		"pkg/agent", "pkg/store", "pkg/publish",
 	},
-	3: {"pkg/sandbox", "pkg/secrets", "internal/backup", "internal/sbom"},
-	4: {"pkg/expiry", "pkg/health", "pkg/idle", "pkg/retention", "pkg/admission", "pkg/fork", "pkg/pools", "pkg/validity", "pkg/pressure"},
-	5: {"pkg/api", "api"},
-	6: {"pkg/client", "internal/config", "internal/bundle"},
-	7: {"internal/doctor", "internal/cli", "internal/appliance"},
-	8: {"internal/daemon", "internal/daemontest", "internal/support"},
-	9: {"cmd", "test"},
+	3:  {"pkg/sandbox", "pkg/secrets", "internal/backup", "internal/sbom"},
+	4:  {"pkg/expiry", "pkg/health", "pkg/idle", "pkg/retention", "pkg/admission", "pkg/fork", "pkg/pools", "pkg/validity", "pkg/pressure"},
+	5:  {"pkg/api", "api"},
+	6:  {"pkg/client", "internal/config", "internal/bundle"},
+	7:  {"internal/doctor", "internal/cli"},
+	8:  {"internal/upgrade"},
+	9:  {"internal/appliance"},
+	10: {"internal/daemon", "internal/daemontest", "internal/support"},
+	11: {"cmd", "test"},
 }
 
 // walls names, for a dependency, the only packages that may import it.
@@ -71,6 +73,7 @@ var walls = []struct {
 	{"github.com/prometheus", []string{"internal/metrics"}, "what counts and how it is shown is one place's business"},
 	{"github.com/minio/minio-go", []string{"internal/backup/target"}, "one place speaks to S3-compatible storage"},
 	{"filippo.io/age", []string{"internal/backup"}, "one place decides how a backup is encrypted"},
+	{"github.com/restic/chunker", []string{"internal/backup/chunks"}, "where data is cut depends on one key"},
 	{"mvdan.cc/sh", []string{"pkg/agent/shell"}, "a guest's command is parsed inside of the guest"},
 	{"gvisor.dev/gvisor", nil, "tools/runsc holds the only pin"},
 }

@@ -106,8 +106,11 @@ var rooms = map[string]map[string][]string{
 	"internal/backup": {
 		"target":            {}, // where backups are kept
 		"target/targettest": {"target"},
-		".":                 {"target"},
-		"schedule":          {".", "target"}, // on a timer
+		"chunks":            {"target"}, // the data of backups, each piece of it once
+		"files":             {"chunks"}, // trees of files as chunks
+		".":                 {"target", "chunks", "files"},
+		"contents":          {".", "chunks", "files", "target"},    // which trees of a host are in a backup
+		"schedule":          {".", "target", "chunks", "contents"}, // on a timer
 	},
 	"pkg/oci": {
 		".":                 {},

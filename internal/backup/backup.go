@@ -4,9 +4,10 @@
 //	<name>.tar.gz
 //	  manifest.json   what wrote it, when, of which instance and pool; the sum
 //	  sandboxd.db     the store, as of one moment
+//	  data.json       if the data is backed up, too: what finds it on the target (data.go)
 //
 // What surprises: it holds no file of any sandbox and no image layer. It holds the
-// records of sandboxd, not the data of sandboxes. It is secret: it has the environments
+// records of sandboxd; the data is in other files, of packs (chunks). It is secret: it has the environments
 // of the sandboxes and the tokens of their agents. The vaults of sandboxes are in it as
 // they are in the store, encrypted, and the key is not: on another host they open once
 // the key is there, too (vaults.go).
@@ -26,19 +27,24 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
-// Format is the version of the file. A newer one is refused.
-const Format = 1
+// Format is the version of the file, and stateFormat that of one without data. A newer one is refused.
+const (
+	Format      = 2
+	stateFormat = 1
+)
 
 // The members, in order.
 const (
 	manifestName = "manifest.json"
 	stateName    = "sandboxd.db"
+	dataName     = "data.json"
 )
 
 // Limits of Read: a backup may come from anywhere.
 const (
 	maxManifest = 64 << 10
 	maxState    = 16 << 30
+	maxData     = 256 << 20
 )
 
 // Manifest describes the content of a backup.
@@ -52,6 +58,8 @@ type Manifest struct {
 	State       store.Facts `json:"state"`
 	Bytes       int64       `json:"bytes"`  // of the store
 	SHA256      string      `json:"sha256"` // of the store, in hex
+
+	Data *Data `json:"-"` // nil: the backup is of the state alone
 }
 
 // Write writes a backup of state, a copy of the store. It sets the fields of the
@@ -65,7 +73,14 @@ func Write(w io.Writer, m Manifest, state io.ReadSeeker) error {
 	if err != nil {
 		return fmt.Errorf("write backup: %w", err)
 	}
-	m.Format, m.Bytes, m.SHA256 = Format, n, hex.EncodeToString(h.Sum(nil))
+	m.Format, m.Bytes, m.SHA256 = stateFormat, n, hex.EncodeToString(h.Sum(nil))
+	var data []byte
+	if m.Data != nil {
+		m.Format = Format
+		if data, err = json.Marshal(m.Data); err != nil {
+			return fmt.Errorf("write backup: %w", err)
+		}
+	}
 	text, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return fmt.Errorf("write backup: %w", err)
@@ -84,6 +99,11 @@ func Write(w io.Writer, m Manifest, state io.ReadSeeker) error {
 	}
 	if err == nil {
 		_, err = io.Copy(tw, state)
+	}
+	if err == nil && data != nil {
+		if err = header(dataName, int64(len(data))); err == nil {
+			_, err = tw.Write(data)
+		}
 	}
 	if err = errors.Join(err, tw.Close(), zw.Close()); err != nil {
 		return fmt.Errorf("write backup: %w", err)
@@ -116,9 +136,9 @@ func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 	if err := json.Unmarshal(text, &m); err != nil {
 		return m, fmt.Errorf("decode its manifest: %w", err)
 	}
-	if m.Format != Format {
-		return m, fmt.Errorf("it has format %d, and this sandboxd reads format %d; use the sandboxd that wrote it, %q", m.Format, Format,
-			m.Version)
+	if m.Format < stateFormat || m.Format > Format {
+		return m, fmt.Errorf("it has format %d, and this sandboxd reads formats up to %d; use the sandboxd that wrote it, %q", m.Format,
+			Format, m.Version)
 	}
 	if err := next(tr, stateName, maxState); err != nil {
 		return m, err
@@ -131,6 +151,11 @@ func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 	if sum := hex.EncodeToString(h.Sum(nil)); n != m.Bytes || sum != m.SHA256 {
 		return m, fmt.Errorf("it is damaged: its manifest says %d bytes with sha256 %.12s…, but the store has %d bytes with sha256 %.12s…",
 			m.Bytes, m.SHA256, n, sum)
+	}
+	if m.Format >= Format {
+		if m.Data, err = readData(tr); err != nil {
+			return m, err
+		}
 	}
 	if _, err := tr.Next(); !errors.Is(err, io.EOF) {
 		return m, fmt.Errorf("read the end of the archive: %w", orUnexpected(err))

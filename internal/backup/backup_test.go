@@ -103,11 +103,15 @@ func TestForeign(t *testing.T) {
 		"empty":         {nil, "manifest.json"},
 		"order":         {[]member{{"sandboxd.db", "x"}}, "want manifest.json"},
 		"path":          {[]member{{"../manifest.json", manifest}}, "want manifest.json"},
-		"newer":         {[]member{{"manifest.json", `{"format":2,"version":"v9"}`}, {"sandboxd.db", "x"}}, "v9"},
+		"newer":         {[]member{{"manifest.json", `{"format":3,"version":"v9"}`}, {"sandboxd.db", "x"}}, "v9"},
 		"no JSON":       {[]member{{"manifest.json", "{"}, {"sandboxd.db", "x"}}, "manifest"},
 		"huge manifest": {[]member{{"manifest.json", strings.Repeat(" ", maxManifest+1)}}, "at most"},
 		"sum":           {[]member{{"manifest.json", manifest}, {"sandboxd.db", "x"}}, "damaged"},
 		"no state":      {[]member{{"manifest.json", manifest}}, "sandboxd.db"},
+		"no data": {
+			[]member{{"manifest.json", `{"format":2,"bytes":1,"sha256":"2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"}`}, {"sandboxd.db", "x"}},
+			"data.json",
+		},
 	} {
 		var b bytes.Buffer
 		zw := gzip.NewWriter(&b)

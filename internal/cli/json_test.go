@@ -351,6 +351,7 @@ func newFixedDaemon(t *testing.T) (url string) {
 		"GET /system/backups/status": {wire.BackupStatus{
 			Target: "/srv/backups", EverySeconds: 86400, Keep: 14,
 			Backup: wire.BackupRun{LastGood: &at, Name: kept.Name, Bytes: 4096, FailingSince: &at, LastTried: &at, Error: "it is full"},
+			Data:   &wire.BackupData{Bytes: 1 << 30, SentBytes: 1 << 20, Packs: 65, LeftOut: 1, Check: wire.BackupRun{LastGood: &at}},
 		}},
 		"GET /system/df": {wire.DiskUsage{Images: []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 1}}, Lost: 2}},
 		"POST /system/prune": {wire.SystemPruneReport{

@@ -45,9 +45,13 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 		{Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz", TakenAt: at, Bytes: 3 << 20, Verified: true},
 		{Name: "sandboxd-a-box-000002-20261123T073000Z.tar.gz", TakenAt: at.AddDate(0, 0, 1), Bytes: 1 << 20},
 	}})
-	answer("backups/status", wire.BackupStatus{Target: "/srv/backups", EverySeconds: 86400, Backup: wire.BackupRun{
-		LastGood: &at, Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz", FailingSince: &at, LastTried: &at, Error: "it is\nfull\x1b",
-	}})
+	answer("backups/status", wire.BackupStatus{
+		Target: "/srv/backups", EverySeconds: 86400,
+		Data: &wire.BackupData{Packs: 65, LeftOut: 2}, Backup: wire.BackupRun{
+			LastGood: &at, Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz",
+			FailingSince: &at, LastTried: &at, Error: "it is\nfull\x1b",
+		},
+	})
 	mux.HandleFunc("GET /v1/system/backup", backup)
 	mux.HandleFunc("POST /v1/system/prune", func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(wire.SystemPruneReport{ //nolint:errcheck // the test sees what is missing
@@ -221,7 +225,10 @@ func TestBackups(t *testing.T) {
 		}
 	}
 	r = d.run(t, "system", "backups", "status")
-	for _, want := range []string{"/srv/backups\nbackup  every 24h0m0s; ", "drill   on request; none yet", "sandboxd-a-box-000001-", "fails since ", "it is\n", `full\x1b`} {
+	for _, want := range []string{
+		"/srv/backups\nbackup  every 24h0m0s; ", "drill   on request; none yet", "in 65 packs",
+		"2 volumes and snapshots could not be read", "check   packs", "sandboxd-a-box-000001-", "fails since ", "it is\n", `full\x1b`,
+	} {
 		if r.code != 0 || !strings.Contains(r.out, want) {
 			t.Errorf("%q is missing: %+v", want, r)
 		}

@@ -18,6 +18,7 @@ type Backup struct {
 	Keep    int      `toml:"keep"`
 	MaxAge  Duration `toml:"max_age"`
 	Encrypt []string `toml:"encrypt"`
+	Data    bool     `toml:"data"`
 
 	// Of S3-compatible storage alone.
 	Credentials string `toml:"credentials"`

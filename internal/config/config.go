@@ -57,6 +57,8 @@ type Config struct {
 
 	Pools []Pool `toml:"pool"`
 
+	// OwnPrograms: the configuration names libexec_dir, so the runtimes do not follow the version.
+	OwnPrograms bool `toml:"-"`
 	// Instance is InstanceName, checked.
 	Instance instance.Instance `toml:"-"`
 }
@@ -388,6 +390,7 @@ func (c *Config) validateStorage(bad func(string, ...any)) {
 // fillPrograms finds the directories that were installed with this program, under any
 // prefix.
 func (c *Config) fillPrograms() error {
+	c.OwnPrograms = c.LibexecDir != ""
 	if c.LibexecDir != "" && c.RecipesDir != "" {
 		return nil
 	}

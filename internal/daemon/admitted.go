@@ -144,7 +144,9 @@ func openLadder(d *Daemon) {
 		Sandboxes: newAdmitted(d), Snapshots: d.manager.Snapshots(), Images: d.images,
 		Prepared: sandbox.StockOf(d.manager).MakeRoom, NoSweep: d.noSweep, Log: d.log,
 	}
+	dirs := map[string]string{pressure.State: d.cfg.StateDir, pressure.Pool: filepath.Join(d.cfg.StateDir, "pool")}
 	d.ladder = &pressure.Ladder{
+		Try:     func(s pressure.Space) error { return pressure.Try(dirs[s.Name]) },
 		Reserve: int64(d.cfg.Storage.Reserve), Spaces: func() ([]pressure.Space, error) { return disksOf(d) },
 		Collect: c.Collect, Log: d.log,
 		Rest: func(ctx context.Context, text string) { d.idle.Calm(ctx, text) },
@@ -409,7 +411,7 @@ func useByID(d *Daemon) func(ctx context.Context, id string) (leave func(), err 
 		if err != nil {
 			return nil, err
 		}
-		return d.idle.Use(ctx, &r)
+		return useHeld(d)(ctx, &r)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/systemd"
+	"github.com/sandboxd/sandboxd/internal/versions"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/expiry"
 	"github.com/sandboxd/sandboxd/pkg/oci"
@@ -32,8 +33,26 @@ const fillAfter = time.Minute
 // sweep, snapshots beyond their limits, prepared slots, filling the pool, backups, the watchdog.
 type background struct{ *Daemon }
 
-// run works until ctx ends.
+// run works until ctx ends. What changes the state rests while an upgrade is on trial.
 func (d background) run(ctx context.Context) {
+	go d.forgetClients(ctx)
+	go d.watchLinks(ctx)
+	go func() {
+		if err := systemd.Watch(ctx, d.healthy, func(err error) {
+			d.log.Error("the daemon is not healthy; systemd restarts it if this persists", "err", err)
+		}); err != nil {
+			d.log.Error("the watchdog of systemd failed", "err", err)
+		}
+	}()
+	select {
+	case <-d.hold.Free():
+		d.keep(ctx)
+	case <-ctx.Done():
+	}
+}
+
+// keep does what changes the state, until ctx ends.
+func (d background) keep(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -45,19 +64,10 @@ func (d background) run(ctx context.Context) {
 	go d.idle.Run(ctx)    //nolint:errcheck // likewise
 	go sandbox.StockOf(d.manager).Keep(ctx)
 	go d.ladder.Run(ctx)
-	go d.forgetClients(ctx)
-	go d.watchLinks(ctx)
 	go d.fillPool(ctx)
 	if d.backups != nil {
 		go d.backups.Run(ctx) // not waited for: a target may hang
 	}
-	go func() {
-		if err := systemd.Watch(ctx, d.healthy, func(err error) {
-			d.log.Error("the daemon is not healthy; systemd restarts it if this persists", "err", err)
-		}); err != nil {
-			d.log.Error("the watchdog of systemd failed", "err", err)
-		}
-	}()
 	d.ends.Look(ctx)
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
@@ -78,6 +88,50 @@ func (d background) run(ctx context.Context) {
 		case answer := <-d.asked:
 			answer <- d.measuredSweep(ctx)
 		}
+	}
+}
+
+// onTrial finds out whether an upgrade to this version is on trial.
+func onTrial(d *Daemon) error {
+	root, version, ok := versions.Own()
+	if !ok {
+		return nil // it is a program of a checkout, or of scripts/install.sh
+	}
+	var err error
+	if d.hold, err = root.OnTrial(version); err == nil && d.hold != nil {
+		d.log.Info("this version is on trial", "version", version, "root", string(root))
+	}
+	return err
+}
+
+// served waits until ctx ends, a listener has failed, or an upgrade to this version is not to be.
+func served(ctx context.Context, d *Daemon, failed <-chan error) error {
+	defer d.hold.Stop()
+	trial := d.hold.Over()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return err
+		case <-trial:
+			if err := d.hold.Err(); err != nil {
+				return err
+			}
+			trial = nil
+		}
+	}
+}
+
+// useHeld is idle.Watcher.Use. To wake a sandbox changes the state, so that waits for the end of a trial.
+func useHeld(d *Daemon) func(ctx context.Context, r *record.Record) (leave func(), err error) {
+	return func(ctx context.Context, r *record.Record) (leave func(), err error) {
+		if r.Asleep() {
+			if err := d.hold.Await(ctx, ""); err != nil {
+				return func() {}, err
+			}
+		}
+		return d.idle.Use(ctx, r)
 	}
 }
 
@@ -105,7 +159,8 @@ func (d background) sweep(ctx context.Context) error {
 	}
 	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d.Daemon),
 		d.files.Pool.Sweep(ctx, d.noSweep()), d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx),
-		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)), d.retain(ctx), d.ladder.Act(ctx, true))
+		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)), d.retain(ctx), d.ladder.Act(ctx, true),
+		pruneVersions(ctx, d.Daemon))
 }
 
 // retain removes the snapshots that exceed the limits of the configuration.

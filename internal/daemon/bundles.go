@@ -38,6 +38,8 @@ type bundles struct {
 	// authority returns the certificate of r's authority, one block of PEM. It makes or renews
 	// the authority if that is due. nil: no sandbox has one.
 	authority func(ctx context.Context, r *record.Record) (pem []byte, err error)
+	// recalled returns the directory with the agent that is in the memory with which r comes up.
+	recalled func(ctx context.Context, r *record.Record) (string, error)
 }
 
 func newBundles(
@@ -126,13 +128,27 @@ func (b *bundles) config(r *record.Record) oci.Config {
 	return c
 }
 
-// agentDir is the host's directory at oci.AgentDir of every sandbox.
+// agentDir is the host's directory at oci.AgentDir of every sandbox that does not recall memory.
 func (b *bundles) agentDir() string { return filepath.Join(b.cfg.LibexecDir, "agent") }
 
+// configOf is config with the agent that is in the memory of r, if it recalls any: another version may
+// have kept that.
+func (b *bundles) configOf(ctx context.Context, r *record.Record) (c oci.Config, err error) {
+	c = b.config(r)
+	if r.Recalls() {
+		c.AgentDir, err = b.recalled(ctx, r)
+	}
+	return c, err
+}
+
 // Write makes the bundle of r.
-func (b *bundles) Write(_ context.Context, r *record.Record) error {
+func (b *bundles) Write(ctx context.Context, r *record.Record) error {
 	dir := b.dir(r.ID)
-	if err := oci.Write(dir, oci.NewSpec(r.Spec.Runtime, b.config(r))); err != nil {
+	c, err := b.configOf(ctx, r)
+	if err != nil {
+		return err
+	}
+	if err := oci.Write(dir, oci.NewSpec(r.Spec.Runtime, c)); err != nil {
 		return err
 	}
 	// ndots:1 and no search list: one query for a name, not five. A start is a boot of
@@ -180,10 +196,14 @@ func (b *bundles) Rename(_ context.Context, r *record.Record) error {
 // mounts, and the variables for trusted. It plans by the mounted root file system of this
 // start: an earlier life may have changed it.
 func (b *bundles) Trust(ctx context.Context, r *record.Record) error {
-	if err := b.checkAgentFiles(); err != nil {
+	dir := b.dir(r.ID)
+	c, err := b.configOf(ctx, r)
+	if err != nil {
 		return err
 	}
-	c, dir := b.config(r), b.dir(r.ID)
+	if err := checkAgentFiles(c.AgentDir); err != nil {
+		return err
+	}
 	plan, err := b.plan(ctx, r, &c)
 	if err != nil {
 		return err
@@ -237,9 +257,9 @@ func (b *bundles) plan(ctx context.Context, r *record.Record, c *oci.Config) (*t
 
 // checkAgentFiles holds that the mount points in the agent's directory are there. They come
 // with the installation. The daemon makes none: libexec_dir may be on a read-only file system.
-func (b *bundles) checkAgentFiles() error {
+func checkAgentFiles(agentDir string) error {
 	for _, target := range trust.AgentFiles {
-		name := filepath.Join(b.agentDir(), filepath.Base(target))
+		name := filepath.Join(agentDir, filepath.Base(target))
 		fi, err := os.Lstat(name)
 		if err == nil && !fi.Mode().IsRegular() {
 			err = fmt.Errorf("%s is not a regular file: remove it", name)

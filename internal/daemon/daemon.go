@@ -26,6 +26,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/internal/metrics"
 	"github.com/sandboxd/sandboxd/internal/systemd"
+	"github.com/sandboxd/sandboxd/internal/versions"
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
@@ -36,6 +37,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci/runc"
+	"github.com/sandboxd/sandboxd/pkg/oci/runsc"
 	"github.com/sandboxd/sandboxd/pkg/pools"
 	"github.com/sandboxd/sandboxd/pkg/pressure"
 	"github.com/sandboxd/sandboxd/pkg/publish"
@@ -51,8 +53,12 @@ import (
 // "What is limited?".
 const runscHostPids = 4096
 
-// shutdownLimit is how long requests in flight may take to end after SIGTERM.
-const shutdownLimit = 10 * time.Second
+// How long what has begun may go on after SIGTERM.
+const (
+	quietLimit    = 5 * time.Second        // operations, while the API is served as ever
+	shutdownLimit = 10 * time.Second       // those that go on then
+	answerLimit   = 300 * time.Millisecond // answers, while new requests are not served any more
+)
 
 // Daemon is an open daemon. The fields are in the order they are opened.
 type Daemon struct {
@@ -67,6 +73,7 @@ type Daemon struct {
 	secrets *secrets.Keeper
 	ports   *publish.Ports
 	runc    *runc.Driver
+	gvisor  *runsc.Driver
 	agents  *agents
 	images  *image.Store
 	queue   *admission.Queue
@@ -86,6 +93,7 @@ type Daemon struct {
 	claimed bool              // egress.Recovered has succeeded
 	ends    *validity.Watch   // of certificates and keys
 	ladder  *pressure.Ladder
+	hold    *versions.Hold // nil: this version is not on trial
 	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
 
@@ -105,11 +113,12 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	if err := dropPrivileges(); err != nil {
 		return err
 	}
+	boundHeap(log)
 	d, err := open(ctx, cfg, log)
 	if err != nil {
 		return err
 	}
-	if err := d.openCerts(); err != nil { // not in open: Teardown must work without certificates
+	if err := errors.Join(onTrial(d), d.openCerts()); err != nil { // not in open: Teardown must work without certificates
 		return errors.Join(err, d.abandon(ctx))
 	}
 	err = errors.Join(d.pools.Configure(ctx, cfg.FixedPools()), d.openHistory(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d))
@@ -148,6 +157,9 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 		return nil, err
 	}
 	if err := d.claim(); err != nil {
+		return nil, err
+	}
+	if err := settle(cfg, log); err != nil {
 		return nil, err
 	}
 	d.ns = netns.New(cfg.Instance, cfg.RunDir)
@@ -230,8 +242,8 @@ func (d *Daemon) openCgroups(ctx context.Context, disks []cgroups.Disk) (err err
 	return nil
 }
 
-// openStorage mounts the pool, opens the store, and ties the store to the pool.
-func (d *Daemon) openStorage(ctx context.Context) error {
+// openFiles mounts the pool.
+func openFiles(ctx context.Context, d *Daemon) error {
 	identity, err := netns.UserNS(0, 65536)
 	if err != nil {
 		return err
@@ -248,10 +260,17 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		IdentityUserNS: identity,
 		HostPaths:      d.cfg.Storage.AllowedHostPaths,
 	})
-	if err != nil {
+	if err == nil {
+		d.onClose(d.files.Close)
+	}
+	return err
+}
+
+// openStorage also opens the store, and ties it to the pool.
+func (d *Daemon) openStorage(ctx context.Context) (err error) {
+	if err := openFiles(ctx, d); err != nil {
 		return err
 	}
-	d.onClose(d.files.Close)
 	d.store, err = store.Open(stateFile(d.cfg), store.Options{Log: d.log})
 	if err != nil {
 		return err
@@ -321,7 +340,7 @@ func (d *Daemon) openManager() error {
 	if err != nil {
 		return err
 	}
-	runtimes, err := openRuntimes(d, bundles.dir)
+	runtimes, err := openRuntimes(d, bundles)
 	if err != nil {
 		return err
 	}
@@ -403,10 +422,11 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 		return err
 	}
 	defer srv.Close()
-	unixListener, err := listenUnix(d.cfg, d.log)
+	l, err := listenUnix(d.cfg, d.log)
 	if err != nil {
 		return err
 	}
+	unixListener := newLastCall(l)
 	defer unixListener.Close() // also if its server does not run yet when another listener fails
 	servers := []*auth.Server{srv.HTTPServer(auth.Listener{PublicPorts: true})}
 	defer func() {
@@ -415,7 +435,8 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 		}
 	}()
 	failed := make(chan error, 3)
-	go func() { failed <- servers[0].Serve(unixListener) }()
+	ended := make(chan struct{})
+	go func() { defer close(ended); failed <- servers[0].Serve(unixListener) }()
 	tcp, err := d.listeners()
 	if err != nil {
 		return err
@@ -437,17 +458,26 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 	if err := ready(); err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-	case err = <-failed:
-	}
+	err = served(ctx, d, failed)
 	stop()
 	<-timers
-	// Long streams do not hold up a restart: their agents keep the output.
-	limit, cancel := context.WithTimeout(context.Background(), shutdownLimit/10)
+	if err == nil {
+		awaitQuiet(d)
+	}
+	unixListener.stop(ended)
+	// Streams do not hold up a restart: their agents keep the output, and clients come back for it.
+	srv.CutStreams()
+	limit, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
 	for _, s := range servers {
-		s.Shutdown(limit) //nolint:errcheck // those that need longer are closed next
+		s.Drain(limit) // those that need longer are closed next
 	}
 	return err
+}
+
+// awaitQuiet serves on while operations come to their end: clients have no API while Close waits for them.
+func awaitQuiet(d *Daemon) {
+	ctx, cancel := context.WithTimeout(context.Background(), quietLimit)
+	defer cancel()
+	sandbox.Quiet(ctx, d.manager)
 }

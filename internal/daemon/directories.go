@@ -1,18 +1,28 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/upgrade"
+	"github.com/sandboxd/sandboxd/internal/versions"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 // marker is a file in every directory of sandboxd. The marker in the state directory is
@@ -55,6 +65,135 @@ func claim(cfg *config.Config) (locks []*os.File, err error) {
 	return locks, os.WriteFile(filepath.Join(cfg.RunDir, marker), nil, 0o600)
 }
 
+// settle undoes a change of the version that nobody will finish, before the state is opened. If this
+// program is the version that must not run, it becomes the other one.
+func settle(cfg *config.Config, log *slog.Logger) error {
+	root, own, ok := versions.Own()
+	if !ok {
+		return nil // it is a program of a checkout, or of scripts/install.sh
+	}
+	run, err := upgrade.Settle(root, stateFile(cfg), log)
+	if err != nil || run == "" || run == own {
+		return err
+	}
+	// The locks end here, and the other program takes them.
+	return os.NewSyscallError("exec", syscall.Exec(root.Program(run, "sandboxd"), os.Args, os.Environ()))
+}
+
+// Settle undoes a change of the version that nobody will finish. No daemon of the instance runs.
+func Settle(cfg *config.Config) error {
+	locks, err := claim(cfg)
+	if err != nil {
+		return fmt.Errorf("undo an interrupted upgrade: %w", err)
+	}
+	defer closeAll(locks)
+	root, _, ok := versions.Own()
+	if !ok {
+		return errs.New(errs.Unsupported, "this program lies in no directory of versions, so it has no upgrade to undo")
+	}
+	_, err = upgrade.Settle(root, stateFile(cfg), slog.Default())
+	return err
+}
+
+// pruneVersions removes the versions of sandboxd that nothing needs. What keeps one, beside what
+// versions.Root.Prune finds itself: memory that only its programs can bring back.
+func pruneVersions(ctx context.Context, d *Daemon) error {
+	root, own, ok := versions.Own()
+	if !ok || d.noSweep() != "" {
+		return nil
+	}
+	select {
+	case <-d.hold.Over():
+	default:
+		return nil // somebody changes the version
+	}
+	removed, err := root.Prune(own, func(candidates []string) ([]string, error) {
+		needs, err := memoryNeeds(ctx, d.store)
+		if err != nil || len(needs) == 0 {
+			return candidates, err
+		}
+		return withoutPrograms(root, candidates, needs, d.gvisor.Programs)
+	})
+	for _, version := range removed {
+		d.log.Info("version removed: nothing needs it any more", "version", version, "directory", root.Dir(version))
+		sandbox.Tell(d.manager, events.Pruned, version, "sandboxd "+version+" was removed from this host: nothing needed it any more")
+	}
+	return err
+}
+
+// memoryNeeds lists what the memory of hibernated sandboxes and of snapshots needs.
+func memoryNeeds(ctx context.Context, db *store.DB) (all []record.MemoryNeeds, err error) {
+	sandboxes, err := db.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	snapshots, _, err := db.SnapshotRecords(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range sandboxes {
+		if r.Hibernation != nil {
+			all = append(all, r.Hibernation.Needs)
+		}
+	}
+	for _, s := range snapshots {
+		if s.Memory != nil {
+			all = append(all, s.Memory.Needs)
+		}
+	}
+	return all, nil
+}
+
+// withoutPrograms drops the candidates, the newest first, that have a runsc or an agent that memory needs
+// and that no version has which stays.
+func withoutPrograms(
+	root versions.Root, candidates []string, needs []record.MemoryNeeds, programs func(dir string) (build, agent string, err error),
+) (rest []string, err error) {
+	wanted := map[string]bool{}
+	for _, n := range needs {
+		wanted[n.Build], wanted[n.Agent] = true, true
+	}
+	delete(wanted, "")
+	all, err := root.List()
+	if err != nil {
+		return nil, err
+	}
+	has := func(version string) (digests []string, err error) {
+		build, agent, err := programs(filepath.Join(root.Dir(version), "libexec/sandboxd"))
+		return []string{build, agent}, err
+	}
+	for _, v := range all {
+		if slices.Contains(candidates, v.Name) {
+			continue
+		}
+		digests, err := has(v.Name)
+		if err != nil {
+			return nil, err
+		}
+		for _, digest := range digests {
+			delete(wanted, digest)
+		}
+	}
+	for _, version := range candidates {
+		digests, err := has(version)
+		if err != nil {
+			return nil, err
+		}
+		stays := false
+		for _, digest := range digests {
+			stays = stays || wanted[digest]
+		}
+		if !stays {
+			rest = append(rest, version)
+			continue
+		}
+		for _, digest := range digests {
+			delete(wanted, digest)
+		}
+	}
+	return rest, nil
+}
+
 // instanceLock is the file that a daemon of an instance locks, and what another one is told.
 func instanceLock(cfg *config.Config) (path, what string) {
 	return fmt.Sprintf("/run/sandboxd-%s.lock", cfg.Instance), fmt.Sprintf("runs as instance %q on this host", cfg.Instance)
@@ -90,6 +229,10 @@ func ownDirectory(key, dir string, mode os.FileMode) error {
 		return fmt.Errorf("%s = %s is not empty (%s) and does not belong to sandboxd: choose an empty directory", key, dir, foreign)
 	}
 	if err := os.Chmod(dir, mode); err != nil {
+		if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO) {
+			return fmt.Errorf("make %s: %w; file systems become read-only after an I/O error, which dmesg shows: check the disk, and "+
+				"reboot to have it checked and mounted again", key, err)
+		}
 		return fmt.Errorf("make %s: %w", key, err)
 	}
 	return nil

@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/versions"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 func TestOwnDirectory(t *testing.T) {
@@ -116,5 +118,39 @@ func TestMountedPoolIsOurs(t *testing.T) {
 	}()
 	if err := ownDirectory("state_dir", dir, 0o700); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestWithoutPrograms: of the versions that nothing else needs, those stay that alone have what memory
+// needs; the newest of two that have the same.
+func TestWithoutPrograms(t *testing.T) {
+	root := versions.Root(t.TempDir())
+	programs := map[string][2]string{ // runsc and agent
+		"1.5.0": {"b3", "a5"}, "1.4.0": {"b3", "a4"}, "1.3.0": {"b2", "a3"}, "1.2.0": {"b2", "a2"}, "1.1.0": {"b1", "a1"},
+		"1.0.0": {"", ""},
+	}
+	for version := range programs {
+		if err := os.MkdirAll(root.Dir(version), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	of := func(dir string) (build, agent string, err error) {
+		p, ok := programs[filepath.Base(filepath.Dir(filepath.Dir(dir)))]
+		if !ok || !strings.HasSuffix(dir, "/libexec/sandboxd") {
+			t.Errorf("asked for %s", dir)
+		}
+		return p[0], p[1], nil
+	}
+	candidates := []string{"1.4.0", "1.3.0", "1.2.0", "1.1.0", "1.0.0"}
+	for want, needs := range map[string][]record.MemoryNeeds{
+		"1.4.0 1.3.0 1.2.0 1.1.0 1.0.0": {{Build: "b3", Agent: "a5"}, {Build: "b9"}},
+		"1.4.0 1.2.0 1.1.0 1.0.0":       {{Build: "b2"}, {Build: "b2", Agent: "a3"}},
+		"1.4.0 1.1.0 1.0.0":             {{Build: "b2"}, {Agent: "a2"}},
+		"1.3.0 1.2.0 1.0.0":             {{Build: "b3", Agent: "a4"}, {Build: "b1"}},
+	} {
+		rest, err := withoutPrograms(root, candidates, needs, of)
+		if got := strings.Join(rest, " "); err != nil || got != want {
+			t.Errorf("%+v: %q may go, %v; want %q", needs, got, err, want)
+		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"os/user"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/certs"
 	"github.com/sandboxd/sandboxd/internal/config"
@@ -35,6 +37,39 @@ func listenUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 			cfg.Listen.Socket)
 	}
 	return l, nil
+}
+
+// A lastCall is a listener on a socket that others may go on to serve. If it were closed while a
+// connection is accepted, that might get no answer.
+type lastCall struct {
+	net.Listener
+	over chan struct{} // closed when nothing more is accepted
+	once sync.Once
+}
+
+func newLastCall(l net.Listener) *lastCall { return &lastCall{Listener: l, over: make(chan struct{})} }
+
+// Accept ends with the first error; http.Server knows of each connection before it asks for the next.
+func (l *lastCall) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+		l.once.Do(func() { close(l.over) })
+		return nil, net.ErrClosed
+	}
+	return c, err
+}
+
+// stop accepts nothing more: who connects from now on waits for the next daemon, if the socket is
+// systemd's. served is closed when the server of l has ended.
+func (l *lastCall) stop(served <-chan struct{}) {
+	d, ok := l.Listener.(interface{ SetDeadline(t time.Time) error })
+	if !ok || d.SetDeadline(time.Unix(1, 0)) != nil {
+		return
+	}
+	select {
+	case <-l.over:
+	case <-served:
+	}
 }
 
 // openUnix opens the socket. A socket at its path is a leftover: the lock on the state

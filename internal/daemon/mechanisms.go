@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/versions"
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api"
@@ -32,6 +33,11 @@ import (
 // interfaces of the Manager and the API.
 
 type cgroupTree struct{ *cgroups.Tree }
+
+// MemoryLimitHit passes on to cgroups.
+func (t cgroupTree) MemoryLimitHit(id string) (bool, error) {
+	return cgroups.MemoryLimitHit(t.Tree, id)
+}
 
 func (t cgroupTree) Create(ctx context.Context, id string, l sandbox.CgroupLimits) error {
 	return t.Tree.Create(ctx, id, cgroups.Limits(l))
@@ -271,23 +277,40 @@ func connections(t flowlog.Tally) wire.Connections {
 
 func micros(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
 
-// openRuntimes opens the drivers of both runtimes, which read their bundles in dir(id).
-func openRuntimes(d *Daemon, dir func(id string) string) (map[string]sandbox.RuntimeKind, error) {
+// installed lists the directories of runtimes and agents of the versions beside this one.
+func installed() (dirs []string) {
+	if root, _, ok := versions.Own(); ok {
+		dirs, _ = filepath.Glob(filepath.Join(string(root), "versions", "*", "libexec", "sandboxd"))
+	}
+	return dirs
+}
+
+// openRuntimes opens the drivers of both runtimes, which read their bundles in b.
+func openRuntimes(d *Daemon, b *bundles) (map[string]sandbox.RuntimeKind, error) {
 	gvisor, err := runsc.New(runsc.Config{
 		Binary:        filepath.Join(d.cfg.LibexecDir, "runsc"),
+		Installed:     installed,
 		Root:          filepath.Join(d.cfg.RunDir, "runsc"),
-		Bundle:        dir,
+		Bundle:        b.dir,
 		StartInCgroup: d.cgroups.Start,
 		Processes:     d.cgroups.Processes,
 	})
 	if err != nil {
 		return nil, err
 	}
+	d.gvisor = gvisor
 	d.onClose(gvisor.Close)
+	b.recalled = func(ctx context.Context, r *record.Record) (string, error) {
+		needs, err := sandbox.NeedsOf(ctx, d.store, r)
+		if err != nil {
+			return "", err
+		}
+		return gvisor.AgentDir(needs)
+	}
 	d.runc, err = runc.New(runc.Config{
 		Binary: filepath.Join(d.cfg.LibexecDir, "sandboxd-runc"),
 		Root:   filepath.Join(d.cfg.RunDir, "runc"),
-		Bundle: dir,
+		Bundle: b.dir,
 	})
 	if err != nil {
 		return nil, err

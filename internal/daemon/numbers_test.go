@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -48,5 +49,14 @@ func TestNumbersSmuggling(t *testing.T) {
 		if _, err := r.ReadByte(); err == nil {
 			t.Errorf("%s: the connection is not closed", network)
 		}
+	}
+}
+
+// TestForgetLayers: of layers that are gone, no size is remembered.
+func TestForgetLayers(t *testing.T) {
+	s := &system{layers: map[string]int64{"gone": 1, "there": 2, "empty": 0}}
+	s.forgetLayers(map[string]int64{"there": 2, "empty": 0, "new": 3})
+	if want := map[string]int64{"there": 2, "empty": 0}; !maps.Equal(s.layers, want) {
+		t.Errorf("it remembers %v, want %v", s.layers, want)
 	}
 }

@@ -92,6 +92,8 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 	}
 	t := d.egress.FlowLog.Traffic()
 	l.RxBytes, l.TxBytes, l.RxPackets, l.TxPackets = t.RxBytes, t.TxBytes, t.RxPackets, t.TxPackets
+	names := egress.CountNames(d.egress)
+	l.NamesAnswered, l.NamesUnanswered = names.Answered, names.Unanswered
 	q, err := d.egress.QueueCounts()
 	l.QueueWaiting, l.QueueOverflowed, l.QueueLost = q.Waiting, q.Overflowed, q.Lost
 	if k := d.backups; k != nil {
@@ -99,6 +101,10 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 		l.Backup = metrics.Backup{
 			Every: k.Every, Good: s.Backup.Good.Time, Bytes: s.Backup.Good.Bytes, Failed: k.Failures(),
 			DrillGood: s.Drill.Good.Time, DrillFails: !s.Drill.Since.IsZero(),
+			CheckFails: !s.Check.Since.IsZero(),
+		}
+		if run := s.Backup.Good.Data; run != nil {
+			l.Backup.DataBytes, l.Backup.DataSent, l.Backup.DataLeft = run.Bytes, run.Sent, run.Left
 		}
 	}
 	return l, err

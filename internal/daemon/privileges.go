@@ -2,6 +2,9 @@ package daemon
 
 import (
 	"fmt"
+	"log/slog"
+	"math"
+	"runtime/debug"
 	"slices"
 	"syscall"
 	"unsafe"
@@ -10,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/weak"
+	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/judge"
 	"github.com/sandboxd/sandboxd/pkg/egress/names"
@@ -111,4 +115,19 @@ func Confined() map[string]confine.Verb {
 	verbs[names.ServeVerb] = names.Serve
 	verbs[terminate.Verb] = terminate.Serve(judge.Make)
 	return verbs
+}
+
+// boundHeap makes Go collect garbage before the daemon reaches the limit of memory of its cgroup, such as
+// MemoryMax= of its unit, where the kernel would kill it. By itself Go lets the heap double. A fourth of
+// the limit is left for children of the daemon and for what the kernel counts beside the heap. GOMEMLIMIT
+// of the environment goes before.
+func boundHeap(log *slog.Logger) {
+	limit, err := cgroups.OwnMemoryLimit()
+	switch {
+	case err != nil:
+		log.Warn("cannot find out how much memory the daemon may use", "err", err)
+	case limit > 0 && debug.SetMemoryLimit(-1) == math.MaxInt64:
+		debug.SetMemoryLimit(limit / 4 * 3)
+		log.Info("the memory of the daemon is limited by its cgroup", "limit", limit, "heap", limit/4*3)
+	}
 }

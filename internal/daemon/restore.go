@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/backup"
+	"github.com/sandboxd/sandboxd/internal/backup/chunks"
+	"github.com/sandboxd/sandboxd/internal/backup/contents"
 	"github.com/sandboxd/sandboxd/internal/backup/schedule"
 	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/internal/config"
@@ -24,6 +28,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
@@ -40,7 +45,10 @@ func placeOf(cfg *config.Config) backup.Place {
 //
 // The daemon that then starts sweeps nothing until AcceptRestored: the host may have
 // sandboxes and disks that were made after the backup.
-func Restore(_ context.Context, cfg *config.Config, r io.Reader, ids backup.Identities, out io.Writer) (err error) {
+//
+// Then it restores the data of the backup, unless skip. A part of that which fails is said in the
+// error; the records are restored, and another Restore goes on.
+func Restore(ctx context.Context, cfg *config.Config, r io.Reader, ids backup.Identities, skip bool, out io.Writer) (err error) {
 	locks, err := claim(cfg)
 	if err != nil {
 		return fmt.Errorf("restore: %w", stopped(err))
@@ -56,6 +64,12 @@ func Restore(_ context.Context, cfg *config.Config, r io.Reader, ids backup.Iden
 	m, err := backup.Unpack(r, ids, tmp, placeOf(cfg))
 	if err != nil {
 		return fmt.Errorf("restore: %w; the present state is unchanged", noRoom(err))
+	}
+	var to target.Target
+	if m.Data != nil && !skip {
+		if to, err = dataTarget(ctx, cfg, m.Data); err != nil {
+			return fmt.Errorf("restore: %w; the present state is unchanged", err)
+		}
 	}
 	what := fmt.Sprintf("the backup that host %q made at %s", m.Host, m.Taken.Format(time.RFC3339))
 	if err := store.MarkRestored(tmp, what); err != nil {
@@ -78,6 +92,52 @@ func Restore(_ context.Context, cfg *config.Config, r io.Reader, ids backup.Iden
 sandboxes, it creates and starts no others: see sandboxctl system info. To accept the restored state, stop
 sandboxd, run "sandboxd restore --accept", and start it: it then ends processes without a record,
 and keeps disks without a record in lost+found for a day.`)
+	switch {
+	case to != nil:
+		return restoreData(ctx, cfg, to, m.Data, ids, out)
+	case m.Data != nil:
+		fmt.Fprintf(out, "its data, %d bytes of volumes, snapshots and layers, is not restored\n", m.Data.Bytes())
+	}
+	return nil
+}
+
+// dataTarget is the target that has the packs of a backup. It fails if one is not there.
+func dataTarget(ctx context.Context, cfg *config.Config, d *backup.Data) (target.Target, error) {
+	const records = "with --no-data the records alone are restored"
+	to, err := cfg.Backup.Open()
+	if err == nil && to == nil {
+		err = errors.New("the backup has data, and the configuration names no target that has it: set backup.target")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w; %s", err, records)
+	}
+	if lost, err := d.Catalog.Lost(ctx, to); err != nil || len(lost) > 0 {
+		if err == nil {
+			err = fmt.Errorf("%s of its data not on %s, or of another size: the first is %s", errs.Count(len(lost), "pack is", "packs are"),
+				to, lost[0])
+		}
+		return nil, fmt.Errorf("%w; %s", err, records)
+	}
+	return to, nil
+}
+
+// restoreData brings volumes, snapshots and layers back, in this network namespace, with the pool of
+// the configuration. The caller has the locks.
+func restoreData(ctx context.Context, cfg *config.Config, to target.Target, data *backup.Data, ids backup.Identities, out io.Writer) (
+	err error,
+) {
+	unix.Umask(0o022)
+	d := &Daemon{cfg: cfg, log: slog.New(slog.DiscardHandler), ns: netns.New(cfg.Instance, cfg.RunDir)}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if err := openFiles(ctx, d); err != nil {
+		return fmt.Errorf("restore the data: %w", err)
+	}
+	if err := adoptPool(ctx, d, data); err != nil {
+		return fmt.Errorf("restore the data: %w", err)
+	}
+	if err := contents.Restore(ctx, d.files, to, data, ids, out); err != nil {
+		return fmt.Errorf("the records are restored, but not all of the data: %w", err)
+	}
 	return nil
 }
 
@@ -112,6 +172,22 @@ func CheckBackup(ctx context.Context, cfg *config.Config, r io.Reader, ids backu
 	for _, p := range problems {
 		fmt.Fprintln(out, p)
 	}
+	if m.Data == nil {
+		return nil
+	}
+	if cfg.Backup.Target == "" {
+		fmt.Fprintln(out, "its data is not checked: the configuration names no target that has it")
+		return nil
+	}
+	to, err := dataTarget(ctx, cfg, m.Data)
+	if err == nil {
+		err = contents.Check(ctx, to, m.Data, ids, rand.IntN)
+	}
+	if err != nil {
+		return fmt.Errorf("check the data of the backup: %w", err)
+	}
+	fmt.Fprintf(out, "ok: its data, %d bytes, has all of its %s; the index, the lists of files and a sample were read\n", m.Data.Bytes(),
+		errs.Count(len(m.Data.Catalog.Packs), "pack", "packs"))
 	return nil
 }
 
@@ -211,15 +287,28 @@ func openBackups(d *Daemon, version string) error {
 		Recipients: recipients,
 		Owner:      ownerOf(d.cfg),
 		Dir:        d.cfg.StateDir,
-		Take: func(ctx context.Context) (*os.File, error) {
-			f, err := (&system{Daemon: d, version: version}).backup(ctx)
-			return f, noRoom(err)
+		Take: func(ctx context.Context, to *chunks.Session) (*os.File, *backup.Data, error) {
+			f, data, err := (&system{Daemon: d, version: version}).backup(ctx, to)
+			return f, data, noRoom(err)
 		},
+		Data:  dataStore(d, to, recipients),
+		Low:   true,
 		Trial: trialOf(d.cfg),
 		Log:   d.log,
 		Tell:  func(kind, message string) { sandbox.Tell(d.manager, kind, "", message) },
 	})
 	return nil
+}
+
+// dataStore is where the data of backups goes; nil if they have none.
+func dataStore(d *Daemon, to target.Target, recipients backup.Recipients) *chunks.Store {
+	if !d.cfg.Backup.Data {
+		return nil
+	}
+	return &chunks.Store{
+		Target: to, Owner: ownerOf(d.cfg), Sealer: recipients.Sealer(d.cfg.Backup.Encrypt),
+		Journal: filepath.Join(d.cfg.StateDir, "backups.journal"), Log: d.log,
+	}
 }
 
 // trialOf is what it takes to try a backup on this host.
@@ -296,10 +385,22 @@ func (b backups) Status() (wire.BackupStatus, error) {
 	}
 	s := b.Keeper.Status()
 	return wire.BackupStatus{
-		Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
+		Data: b.data(s), Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
 		MaxAgeSeconds: int64(b.Keep.Age.Seconds()), Encrypted: b.Recipients != nil, Backup: wireRun(s.Backup),
 		DrillSeconds: int64(b.Trial.Every.Seconds()), Drill: wireRun(s.Drill),
 	}, nil
+}
+
+// data is what is known of data; nil if backups have none.
+func (b backups) data(s schedule.Status) *wire.BackupData {
+	if b.Keeper.Data == nil {
+		return nil
+	}
+	d := &wire.BackupData{Check: wireRun(s.Check)}
+	if run := s.Backup.Good.Data; run != nil {
+		d.Bytes, d.SentBytes, d.Packs, d.LeftOut = run.Bytes, run.Sent, run.Packs, run.Left
+	}
+	return d
 }
 
 // unreached is an error of the target, or of what is on it, for an admin. It may work later.

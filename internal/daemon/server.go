@@ -43,7 +43,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 	return api.New(api.Config{
 		APIKeys:           keys,
 		Keys:              d.store,
-		Volumes:           sandbox.VolumesOf(d.manager),
+		Volumes:           pressure.Volumes{Volumes: sandbox.VolumesOf(d.manager), Ladder: d.ladder},
 		Policies:          sandbox.PoliciesOf(d.manager),
 		Pools:             d.pools,
 		Vaults:            d.secrets,
@@ -64,7 +64,8 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 
 		Health:     d.healthOf,
 		AwaitReady: d.watcher.Await,
-		Use:        d.idle.Use,
+		Use:        useHeld(d),
+		Hold:       d.hold.Await,
 		Impaired:   d.impaired,
 		OpenAPI:    openapi.JSON,
 		Docs:       openapi.Docs,
@@ -209,7 +210,7 @@ func readSecret(path string) ([]byte, error) {
 
 var (
 	_ api.Snapshots = pressure.Snapshots{}
-	_ api.Volumes   = (*sandbox.Volumes)(nil)
+	_ api.Volumes   = pressure.Volumes{}
 	_ api.Policies  = (*sandbox.Policies)(nil)
 	_ api.Images    = pressure.Images{}
 )

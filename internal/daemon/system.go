@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -16,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/backup"
+	"github.com/sandboxd/sandboxd/internal/backup/chunks"
+	"github.com/sandboxd/sandboxd/internal/backup/contents"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -173,6 +176,7 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 			return df, err
 		}
 	}
+	s.forgetLayers(layers)
 	addImages(&df, images, layers, all, snaps)
 	df.Snapshots = []wire.Disk{}
 	for _, snap := range snaps {
@@ -291,55 +295,90 @@ func (s *system) layerBytes(ctx context.Context, digest string) (int64, error) {
 	return n, err
 }
 
+// forgetLayers drops what was measured of layers that are not there any more. A daemon that runs for
+// a year meets a new layer with each image.
+func (s *system) forgetLayers(there map[string]int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.layers, func(digest string, _ int64) bool {
+		_, ok := there[digest]
+		return !ok
+	})
+}
+
 // Backup copies the state into a file without a name. The kernel removes it when the
 // process closes it or ends, so nothing is ever left. If the disk is too full, Backup
 // fails before the answer begins.
 func (s *system) Backup(ctx context.Context) (io.ReadCloser, error) {
-	f, err := s.backup(ctx)
+	f, _, err := s.backup(ctx, nil)
 	if err != nil {
 		return nil, noRoom(err)
 	}
 	return f, nil
 }
 
-func (s *system) backup(ctx context.Context) (_ *os.File, err error) {
+// backup also puts the data into a session, unless that is nil.
+func (s *system) backup(ctx context.Context, to *chunks.Session) (_ *os.File, data *backup.Data, err error) {
 	state, err := unnamed(s.cfg.StateDir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer state.Close()
 	if _, err := s.store.Backup(state); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	facts, err := store.Examine(fmt.Sprintf("/proc/self/fd/%d", state.Fd()))
 	if err == nil {
 		_, err = state.Seek(0, io.SeekStart)
 	}
+	if err == nil && to != nil { // after the copy of the state: it names nothing newer
+		data, err = s.saveData(ctx, to)
+	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	out, err := unnamed(s.cfg.StateDir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	host, _ := os.Hostname()
 	err = backup.Write(out, backup.Manifest{
 		Version: s.version, Taken: time.Now().UTC().Truncate(time.Second), Host: host,
-		Instance: s.cfg.Instance.String(), AddressPool: s.cfg.Network.Pool.String(), State: facts,
+		Instance: s.cfg.Instance.String(), AddressPool: s.cfg.Network.Pool.String(), State: facts, Data: data,
 	}, state)
 	if err == nil {
 		_, err = out.Seek(0, io.SeekStart)
 	}
 	if err != nil {
 		out.Close()
+		return nil, nil, err
+	}
+	return out, data, ctx.Err()
+}
+
+// saveData sends the layers, snapshots and volumes of the host.
+func (s *system) saveData(ctx context.Context, to *chunks.Session) (*backup.Data, error) {
+	h := contents.Host{Files: s.files, Spool: s.cfg.StateDir, Log: s.log}
+	var err error
+	if h.Volumes, _, err = s.store.Volumes(ctx); err != nil {
 		return nil, err
 	}
-	return out, ctx.Err()
+	if h.Snapshots, _, err = s.store.SnapshotRecords(ctx); err != nil {
+		return nil, err
+	}
+	if h.Layers, err = s.files.Layers.List(ctx); err != nil {
+		return nil, err
+	}
+	return contents.Save(ctx, h, to)
 }
 
 // unnamed makes a file in dir that has no name (open(2), O_TMPFILE).
 func unnamed(dir string) (*os.File, error) {
 	f, err := os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO) {
+		return nil, errs.Wrap(err, errs.Unavailable, "the disk of the state directory of sandboxd takes no writes, and a backup is made "+
+			"there; check the disk, which dmesg tells of, and reboot the host")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make a file in %s: %w", filepath.Clean(dir), err)
 	}

@@ -3,10 +3,13 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 
+	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 // The relations between the store, the pool and the layers of images.
@@ -26,6 +29,26 @@ func (d *Daemon) tiePool(ctx context.Context) error {
 		return err
 	}
 	return d.store.SetPoolID(ctx, d.files.Pool.ID())
+}
+
+// adoptPool ties a restored store to a pool that holds nothing but what an earlier try has restored:
+// that of the backup is lost.
+func adoptPool(ctx context.Context, d *Daemon, data *backup.Data) error {
+	db, err := store.Open(stateFile(d.cfg), store.Options{})
+	if err != nil {
+		return err
+	}
+	d.store = db
+	vols, err := d.files.Volumes.ListVolumes(ctx)
+	disks, derr := d.files.Disks.ListDisks(ctx)
+	snaps, serr := d.files.Snapshots.ListSnapshots(ctx)
+	others := slices.DeleteFunc(slices.Concat(vols, disks, snaps), func(id string) bool {
+		return slices.ContainsFunc(data.Trees, func(t backup.Tree) bool { return t.ID == id })
+	})
+	if err = errors.Join(err, derr, serr); err == nil && len(others) == 0 {
+		err = db.SetPoolID(ctx, d.files.Pool.ID())
+	}
+	return errors.Join(err, db.Close())
 }
 
 // layerUsers names the sandboxes and snapshots that use a layer. An unreadable record

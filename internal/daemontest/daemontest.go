@@ -37,6 +37,7 @@ type Options struct {
 	PoolSize string            // "4Gi" if empty
 	Recipes  string            // directory of image recipes; rootfs if empty
 	Programs string            // directory of the daemon and what it starts; that of make build if empty
+	Root     string            // directory of versions, whose current one runs with its own programs; none if empty
 	Wrap     []string          // a command that runs the daemon, as prlimit(1)
 	TCP      string            // address of its TCP listener; a free port of loopback if empty
 	Key      string            // API key; Key if empty
@@ -110,6 +111,9 @@ func Prepare(t testing.TB, o Options) *Daemon {
 	hosttest.Root(t)
 	o.Programs = cmp.Or(o.Programs, Bin(""))
 	program := filepath.Join(o.Programs, "sandboxd")
+	if o.Root != "" {
+		program = filepath.Join(o.Root, "current/bin/sandboxd")
+	}
 	if _, err := os.Stat(program); err != nil {
 		t.Fatalf("the daemon is not built: run make build (%v)", err)
 	}
@@ -149,10 +153,13 @@ func (d *Daemon) configure(o Options) {
 	d.t.Helper()
 	key := filepath.Join(filepath.Dir(d.Config), "key")
 	must(d.t, os.WriteFile(key, []byte(cmp.Or(o.Key, Key)+"\n"), 0o600))
+	programs := fmt.Sprintf("libexec_dir = %q\nrecipes_dir = %q", o.Programs, d.recipes)
+	if o.Root != "" {
+		programs = ""
+	}
 	text := fmt.Sprintf(`instance = %q
 state_dir = %q
-libexec_dir = %q
-recipes_dir = %q
+%s
 [listen]
 socket_group = "root"
 tcp = %q
@@ -167,7 +174,7 @@ runsc = %d
 runc = %d
 [log]
 level = "debug"
-`, d.Instance, d.StateDir, o.Programs, d.recipes, d.TCP, key, strings.Join(o.Listen, "\n"),
+`, d.Instance, d.StateDir, programs, d.TCP, key, strings.Join(o.Listen, "\n"),
 		cmp.Or(o.Pool, "auto"), cmp.Or(o.PoolSize, "4Gi"), strings.Join(o.Storage, "\n"), o.Prepared, o.Prepared)
 	must(d.t, os.WriteFile(d.Config, []byte(text+strings.Join(o.Config, "\n")), 0o600))
 }

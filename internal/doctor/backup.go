@@ -37,6 +37,9 @@ func (h *host) drills() Finding {
 	switch {
 	case d.Last.Error != "":
 		return warn(mend, "the newest backup cannot be restored, since %s: %s", d.Since.Format(time.RFC3339), d.Last.Error)
+	case c.Data && s.Check.Last.Error != "":
+		return warn("take a new backup, `sandboxctl system backups now`: it sends what was in bad packs again",
+			"the data of backups is damaged on the target, since %s: %s", s.Check.Since.Format(time.RFC3339), s.Check.Last.Error)
 	case d.Good.Time.IsZero() && (every == 0 || s.Backup.Good.Time.IsZero()):
 		return ok("no backup was tried yet")
 	case d.Late(every, h.now()):

@@ -67,6 +67,10 @@ func TestDrills(t *testing.T) {
 		"on request": {0, `"backup": {` + good + `}`, OK, "no backup was tried"},
 		"done":       {84 * time.Hour, `"drill": {` + good + `}`, OK, "x was restored on 2026-11-20"},
 		"late":       {83 * time.Hour, `"drill": {` + good + `}`, Warn, "every 83h"},
+		"bad pack": {
+			84 * time.Hour, `"drill": {` + good + `}, "check": {"last": {"time": "2026-11-27T11:00:00Z", "error": "the pack is bad"}}`, Warn,
+			"the pack is bad",
+		},
 		"failed": {
 			84 * time.Hour, `"drill": {` + good + `, "last": {"time": "2026-11-27T11:00:00Z", "error": "it is damaged"}}`, Warn, "it is damaged",
 		},
@@ -76,7 +80,7 @@ func TestDrills(t *testing.T) {
 			t.Fatal(err)
 		}
 		h := &host{now: func() time.Time { return now }, cfg: &config.Config{
-			StateDir: dir, Backup: config.Backup{Target: "/srv", Drill: config.Duration(c.every)},
+			StateDir: dir, Backup: config.Backup{Target: "/srv", Data: true, Drill: config.Duration(c.every)},
 		}}
 		if f := h.drills(); f.Status != c.status || !strings.Contains(f.Detail, c.want) || (f.Status == Warn) != (f.Mend != "") {
 			t.Errorf("%s: %+v; want %s, %q", what, f, c.status, c.want)

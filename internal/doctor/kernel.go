@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,6 +36,19 @@ var kernelChecks = []check{
 				return fail("boot a Linux of at least "+floor.String(), "Linux %s is older than %s", release, floor)
 			}
 			return ok("Linux %s", release)
+		},
+	},
+	{
+		name: "kernel-modules", protects: "what needs a module that is not loaded yet",
+		run: func(_ context.Context, h *host) Finding {
+			if h.read("/proc/modules") == "" {
+				return ok("this kernel has no modules")
+			}
+			dir := "/lib/modules/" + strings.TrimSpace(h.read("/proc/sys/kernel/osrelease"))
+			if _, err := os.Stat(h.root + dir); errors.Is(err, fs.ErrNotExist) {
+				return warn("reboot", "%s does not exist: another kernel was installed, and this one loads no more modules", dir)
+			}
+			return ok("%s is there", dir)
 		},
 	},
 	{

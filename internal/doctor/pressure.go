@@ -25,6 +25,7 @@ var diskPressure = check{
 			if err := spaces[i].Stat(dirs[i]); err != nil {
 				return skipped("%v", err)
 			}
+			spaces[i].Broken = pressure.Try(dirs[i])
 		}
 		return judge(spaces, int64(h.cfg.Storage.Reserve))
 	},
@@ -32,6 +33,11 @@ var diskPressure = check{
 
 // judge says on which rung each space is.
 func judge(spaces []pressure.Space, reserve int64) Finding {
+	for i := range spaces {
+		if s := &spaces[i]; s.Broken != nil {
+			return fail("dmesg; check the disk, and reboot", "%s: %s", pressure.Failed, s.Change(pressure.Calm, pressure.Failed, reserve))
+		}
+	}
 	if reserve == 0 {
 		return ok("storage.reserve is 0, so nothing is refused before a disk is full")
 	}

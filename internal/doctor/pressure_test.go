@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -27,6 +28,14 @@ func TestDiskPressure(t *testing.T) {
 			t.Errorf("%d MiB free: %+v; want %v", free>>20, f, want)
 		}
 	}
+	stuck := []pressure.Space{
+		{Title: "the disk", FreeBytes: 20 << 30, Bytes: 20 << 30}, {Title: "the pool", Broken: errors.New("read-only")},
+	}
+	for _, reserve := range []int64{256 << 20, 0} {
+		if f := judge(stuck, reserve); f.Status != Fail || !strings.HasPrefix(f.Detail, "failed: the pool takes no writes: read-only: ") {
+			t.Errorf("a disk that takes no writes: %+v", f)
+		}
+	}
 	if f := judge(nil, 0); f.Status != OK || !strings.Contains(f.Detail, "storage.reserve") {
 		t.Errorf("without a reserve: %+v", f)
 	}
@@ -36,4 +45,20 @@ func TestDiskPressure(t *testing.T) {
 	if strings.Contains(f.Detail, "pool") || !strings.Contains(f.Detail, "state directory") {
 		t.Errorf("before the pool is mounted: %+v", f)
 	}
+}
+
+// TestModulesGone: an upgrade of the kernel has removed the modules of the one that runs.
+func TestModulesGone(t *testing.T) {
+	files := map[string]string{"/proc/sys/kernel/osrelease": "6.1.0-40-amd64\n"}
+	ask := func(want Status, words string) {
+		t.Helper()
+		if f := find(t, "kernel-modules").ask(t.Context(), newTree(t, files)); f.Status != want || !strings.Contains(f.Detail, words) {
+			t.Errorf("%+v; want %v, %q", f, want, words)
+		}
+	}
+	ask(OK, "no modules")
+	files["/proc/modules"] = "overlay 151552 0 - Live 0x0000000000000000\n"
+	ask(Warn, "/lib/modules/6.1.0-40-amd64 does not exist")
+	files["/lib/modules/6.1.0-40-amd64/modules.dep"] = ""
+	ask(OK, "is there")
 }

@@ -2,7 +2,9 @@ package hosttest
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -46,4 +48,68 @@ func FillDisk(t testing.TB, dir string) (free func()) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// A Disk is an ext4 in a file, which becomes read-only after an error, as Debian mounts its root.
+type Disk struct {
+	Dir string // where it is mounted
+
+	t     testing.TB
+	image string
+}
+
+// NewDisk mounts a new Disk of so many bytes until t ends. Blocks that nobody writes to take no room.
+// Preconditions: t has called Root.
+func NewDisk(t testing.TB, bytes int64) *Disk {
+	t.Helper()
+	dir := t.TempDir()
+	d := &Disk{Dir: filepath.Join(dir, "mnt"), t: t, image: filepath.Join(dir, "image")}
+	if err := errors.Join(os.WriteFile(d.image, nil, 0o600), os.Truncate(d.image, bytes), os.Mkdir(d.Dir, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	d.run("mkfs.ext4", "-q", "-m", "0", d.image)
+	d.mount()
+	t.Cleanup(d.unmount)
+	return d
+}
+
+func (d *Disk) run(argv ...string) {
+	d.t.Helper()
+	if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		d.t.Errorf("%v: %v: %s", argv, err, out)
+	}
+}
+
+func (d *Disk) mount() {
+	d.t.Helper()
+	d.run("mount", "-o", "loop,errors=remount-ro", d.image, d.Dir)
+}
+
+func (d *Disk) unmount() {
+	d.t.Helper()
+	d.run("umount", d.Dir)
+}
+
+// Break makes the file system fail as after an I/O error: from now on it takes no writes.
+func (d *Disk) Break() {
+	d.t.Helper()
+	var st unix.Stat_t
+	err := unix.Stat(d.Dir, &st)
+	dev, lerr := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
+	err = errors.Join(err, lerr, os.WriteFile(filepath.Join("/sys/fs/ext4", filepath.Base(dev), "trigger_fs_error"), []byte("1"), 0))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// Repair does what a boot does: it checks the file system, and mounts it anew. Nothing may use it.
+func (d *Disk) Repair() {
+	d.t.Helper()
+	d.unmount()
+	// e2fsck(8): 1 is that it has corrected errors.
+	err := exec.Command("e2fsck", "-fy", d.image).Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() > 1) {
+		d.t.Errorf("check the file system: %v", err)
+	}
+	d.mount()
 }

@@ -24,9 +24,11 @@ type Look struct {
 	QueueWaiting    int64 // now
 	QueueOverflowed int64 // dropped because the queue was full
 	QueueLost       int64 // dropped because the daemon did not read fast enough
-	Ends            []End
-	Pressure        map[string]int // the rung of each disk, by its name
-	Backup          Backup
+
+	NamesAnswered, NamesUnanswered int64 // queries for which name servers were asked
+	Ends                           []End
+	Pressure                       map[string]int // the rung of each disk, by its name
+	Backup                         Backup
 }
 
 // End is the next end of a certificate or of a key.
@@ -44,6 +46,10 @@ type Backup struct {
 
 	DrillGood  time.Time // the last restore drill that succeeded; zero: none
 	DrillFails bool      // the last one failed
+
+	DataBytes, DataSent int64 // of the last that succeeded: of data, and what of it was sent
+	DataLeft            int   // volumes and snapshots that could not be read for it
+	CheckFails          bool  // packs are missing or bad
 }
 
 // Pool is a pool of ready sandboxes.
@@ -75,9 +81,10 @@ type looker struct {
 
 	members, poolWork, poolSeconds, left, notice, pressure *prometheus.Desc
 
-	backupEvery, backupGood, backupBytes, backupFailed, drillGood, drillFails *prometheus.Desc
+	backupEvery, backupGood, backupBytes, backupFailed, drillGood, drillFails, dataBytes, dataSent, dataLeft,
+	checkFails *prometheus.Desc
 
-	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, failed *prometheus.Desc
+	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, names, failed *prometheus.Desc
 }
 
 func newLooker(look func() (Look, error)) *looker {
@@ -97,7 +104,7 @@ func newLooker(look func() (Look, error)) *looker {
 		left: d("validity_left_seconds", "Time until the next end of a certificate, an API key or an authority of a sandbox.", "what",
 			"file"),
 		pressure: d("disk_pressure_rung", "How far a disk has filled: 1 what would go anyway is removed, 2 nothing new is made, 3 idle "+
-			"sandboxes are paused.", "space"),
+			"sandboxes are paused, 4 it takes no writes.", "space"),
 		notice:      d("validity_notice_seconds", "How long before that end something should be done.", "what", "file"),
 		backupEvery: d("backup_interval_seconds", "How often a backup is taken; 0 without a timer."),
 		backupGood: d("backup_last_success_timestamp_seconds",
@@ -107,6 +114,10 @@ func newLooker(look func() (Look, error)) *looker {
 		drillGood: d("backup_drill_last_success_timestamp_seconds",
 			"When the last restore drill began that succeeded, in Unix seconds; 0 if there was none."),
 		drillFails: d("backup_drill_failed", "1 if the last restore drill failed."),
+		dataBytes:  d("backup_data_bytes", "Size of the volumes, snapshots and layers in the last backup that was stored."),
+		dataSent:   d("backup_data_sent_bytes", "Bytes of data that the last backup sent."),
+		dataLeft:   d("backup_data_left_out", "Volumes and snapshots that could not be read for the last backup."),
+		checkFails: d("backup_check_failed", "1 if the last comparison of packs with their checksums found a bad one."),
 
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
@@ -115,6 +126,7 @@ func newLooker(look func() (Look, error)) *looker {
 		bytes:     d("network_bytes_total", "Bytes that sandboxes received (in) and sent (out).", "direction"),
 		packets:   d("network_packets_total", "Packets that sandboxes received (in) and sent (out).", "direction"),
 		waiting:   d("egress_queue_packets", "First packets of flows that wait for a verdict."),
+		names:     d("egress_name_queries_total", "Queries for names for which a name server was asked.", "outcome"),
 		dropped:   d("egress_queue_dropped_total", "First packets that were dropped: the queue was full, or its reader too slow.", "at"),
 		failed:    d("look_failed", "1 if the state of the host could not be read; its metrics are missing then."),
 	}
@@ -124,8 +136,10 @@ func newLooker(look func() (Look, error)) *looker {
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		l.members, l.poolWork, l.poolSeconds, l.left, l.notice, l.pressure,
-		l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed, l.drillGood, l.drillFails,
-		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.failed,
+		l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed, l.drillGood, l.drillFails, l.dataBytes,
+		l.dataSent, l.dataLeft, l.checkFails,
+		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.names,
+		l.failed,
 	} {
 		ch <- d
 	}
@@ -183,6 +197,8 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 	gauge(l.waiting, float64(v.QueueWaiting))
 	count(l.dropped, float64(v.QueueOverflowed), "queue")
 	count(l.dropped, float64(v.QueueLost), "socket")
+	count(l.names, float64(v.NamesAnswered), "answered")
+	count(l.names, float64(v.NamesUnanswered), "unanswered")
 	gauge(l.backupEvery, v.Backup.Every.Seconds())
 	gauge(l.backupGood, unix(v.Backup.Good))
 	gauge(l.drillGood, unix(v.Backup.DrillGood))
@@ -191,6 +207,14 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 		fails = 1
 	}
 	gauge(l.drillFails, fails)
+	fails = 0
+	if v.Backup.CheckFails {
+		fails = 1
+	}
+	gauge(l.checkFails, fails)
+	gauge(l.dataBytes, float64(v.Backup.DataBytes))
+	gauge(l.dataSent, float64(v.Backup.DataSent))
+	gauge(l.dataLeft, float64(v.Backup.DataLeft))
 	gauge(l.backupBytes, float64(v.Backup.Bytes))
 	count(l.backupFailed, float64(v.Backup.Failed))
 }

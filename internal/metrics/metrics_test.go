@@ -32,10 +32,11 @@ func full() (Look, error) {
 		Sandboxes: map[Kind]int{{"running", "runc"}: 3}, Deleting: 4, Prepared: map[string]int{"runc": 6},
 		Creating: 2, Waiting: 5, PoolBytes: 100, PoolUsedBytes: 40,
 		Flows: []Flows{{"deny", "blocked", 7}}, RxBytes: 21, TxBytes: 22, RxPackets: 23, TxPackets: 24,
-		QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3,
+		QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3, NamesAnswered: 41, NamesUnanswered: 42,
 		Backup: Backup{
 			Every: time.Hour, Good: time.Unix(1_800_000_000, 0), Bytes: 31, Failed: 32,
 			DrillGood: time.Unix(1_900_000_000, 0), DrillFails: true,
+			DataBytes: 33, DataSent: 34, DataLeft: 35, CheckFails: true,
 		},
 	}, nil
 }
@@ -84,6 +85,10 @@ func TestScrape(t *testing.T) {
 		`sandboxd_backup_failures_total 32`,
 		`sandboxd_backup_drill_last_success_timestamp_seconds 1.9e+09`,
 		`sandboxd_backup_drill_failed 1`,
+		`sandboxd_backup_data_bytes 33`,
+		`sandboxd_backup_data_sent_bytes 34`,
+		`sandboxd_backup_data_left_out 35`,
+		`sandboxd_backup_check_failed 1`,
 		`sandboxd_network_bytes_total{direction="in"} 21`,
 		`sandboxd_network_bytes_total{direction="out"} 22`,
 		`sandboxd_network_packets_total{direction="in"} 23`,
@@ -91,6 +96,8 @@ func TestScrape(t *testing.T) {
 		`sandboxd_egress_queue_packets 1`,
 		`sandboxd_egress_queue_dropped_total{at="queue"} 2`,
 		`sandboxd_egress_queue_dropped_total{at="socket"} 3`,
+		`sandboxd_egress_name_queries_total{outcome="answered"} 41`,
+		`sandboxd_egress_name_queries_total{outcome="unanswered"} 42`,
 		`sandboxd_look_failed 0`,
 		`go_goroutines `,
 		`process_resident_memory_bytes `,

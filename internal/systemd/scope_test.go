@@ -1,9 +1,13 @@
 package systemd
 
 import (
+	"context"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 )
 
 // TestStands: a scope with a process anywhere in it stands, as v2 says in one
@@ -35,5 +39,51 @@ func TestStands(t *testing.T) {
 				t.Errorf("stands: %v", got)
 			}
 		})
+	}
+}
+
+// TestHungSystemd: systemd receives nothing and answers nothing. Nothing waits for it without end.
+func TestHungSystemd(t *testing.T) {
+	dir := t.TempDir()
+	inbox, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inbox.Close()
+	bus, err := net.Listen("unix", filepath.Join(dir, "bus"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bus.Close()
+	t.Setenv("NOTIFY_SOCKET", inbox.LocalAddr().String())
+	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path="+bus.Addr().String())
+
+	began := time.Now()
+	for range 1000 { // net.unix.max_dgram_qlen is 10 to 512
+		if err = notify("WATCHDOG=1"); err != nil {
+			break
+		}
+	}
+	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "did not receive") || took < notifyLimit {
+		t.Errorf("a message that systemd does not receive: %v after %v", err, took)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		s := &Scope{name: "sandboxd-test.scope", mount: dir}
+		if err := os.MkdirAll(s.dir(), 0o755); err != nil {
+			ended <- err
+			return
+		}
+		ended <- s.Stop(ctx)
+	}()
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("a scope was stopped by nobody")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("a job waits for systemd without end")
 	}
 }

@@ -33,14 +33,14 @@ func Booted() bool {
 // Ready reports that the service is ready (sd_notify(3)). It does nothing if no service
 // manager waits for that.
 func Ready(status string) error {
-	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady+"\nSTATUS="+status); err != nil {
+	if err := notify(daemon.SdNotifyReady + "\nSTATUS=" + status); err != nil {
 		return fmt.Errorf("tell systemd that the daemon is ready: %w", err)
 	}
 	return nil
 }
 
 // Stopping reports that the service ends (sd_notify(3)).
-func Stopping() { _, _ = daemon.SdNotify(false, daemon.SdNotifyStopping) }
+func Stopping() { _ = notify(daemon.SdNotifyStopping) }
 
 // Listener returns the stream socket that systemd holds for this service under
 // a name (FileDescriptorName=, sd_listen_fds(3)), and nil if it holds none. It
@@ -83,7 +83,7 @@ func Watch(ctx context.Context, healthy func(context.Context) error, unwell func
 		err := healthy(check)
 		cancel()
 		if err == nil {
-			_, err = daemon.SdNotify(false, daemon.SdNotifyWatchdog)
+			err = notify(daemon.SdNotifyWatchdog)
 		}
 		if err != nil && ctx.Err() == nil {
 			unwell(err)
@@ -94,4 +94,28 @@ func Watch(ctx context.Context, healthy func(context.Context) error, unwell func
 		case <-tick.C:
 		}
 	}
+}
+
+// notifyLimit is how long systemd may take to receive a message. Its socket holds some hundred messages of
+// all services together, and a write to a full one waits: for as long as systemd hangs.
+const notifyLimit = 2 * time.Second
+
+// notify is daemon.SdNotify with a limit. Without NOTIFY_SOCKET it does nothing.
+func notify(state string) error {
+	name := os.Getenv("NOTIFY_SOCKET")
+	if name == "" {
+		return nil
+	}
+	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // nothing is left in it
+	if err := c.SetWriteDeadline(time.Now().Add(notifyLimit)); err != nil {
+		return err
+	}
+	if _, err = c.Write([]byte(state)); errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("systemd did not receive a message within %s", notifyLimit)
+	}
+	return err
 }

@@ -316,17 +316,16 @@ func (g *Gate) begins(r *record.Record) int64 {
 }
 
 func (g *Gate) disk(all []*record.Record) error {
-	if g.Limits.DiskReserve == 0 {
-		return nil
-	}
-	spaces, err := g.Host.Spaces()
-	if err != nil {
-		return err
-	}
-	for _, s := range spaces {
-		if s.FreeBytes < g.Limits.DiskReserve {
-			return g.full(all, Disk, 0, "%s has %s free, and %s must stay free (storage.reserve); %s", s.Name,
-				record.Mebibytes(s.FreeBytes), record.Mebibytes(g.Limits.DiskReserve), s.Remedy)
+	if g.Limits.DiskReserve > 0 {
+		spaces, err := g.Host.Spaces()
+		if err != nil {
+			return err
+		}
+		for _, s := range spaces {
+			if s.FreeBytes < g.Limits.DiskReserve {
+				return g.full(all, Disk, 0, "%s has %s free, and %s must stay free (storage.reserve); %s", s.Name,
+					record.Mebibytes(s.FreeBytes), record.Mebibytes(g.Limits.DiskReserve), s.Remedy)
+			}
 		}
 	}
 	if g.Host.Pressed != nil {

@@ -99,9 +99,11 @@ func TestBounds(t *testing.T) {
 		pressed := "the pool has room for 0 files"
 		g.Host.Pressed = func() string { return pressed }
 		wantRefusal(t, g, errs.Exhausted, unknownRetry, "no room for another sandbox: the pool has room for 0 files")
+		g.Limits.DiskReserve = 0 // a disk that takes no writes refuses without a reserve, too
+		wantRefusal(t, g, errs.Exhausted, unknownRetry, "the pool has room for 0 files")
 		pressed = ""
 		mustEnter(t, g)()
-		if got := strings.Join(*refused, " "); got != "max_sandboxes max_sandboxes max_sandboxes max_sandboxes disk disk" {
+		if got := strings.Join(*refused, " "); got != "max_sandboxes max_sandboxes max_sandboxes max_sandboxes disk disk disk" {
 			t.Errorf("refused: %s", got)
 		}
 	})

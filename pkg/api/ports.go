@@ -21,7 +21,7 @@ import (
 // listener. It asks for no API key: each port has a token of its own, which
 // Endpoint.headers carries. A client that sends the API key, or comes by the Unix
 // socket, needs none of them.
-func (s *Server) port(w http.ResponseWriter, r *http.Request, t gateway.Target) error {
+func (s *Server) port(w *tracked, r *http.Request, t gateway.Target) error {
 	port, err := spec.ParsePort(t.Port)
 	if err != nil {
 		return err
@@ -41,6 +41,11 @@ func (s *Server) port(w http.ResponseWriter, r *http.Request, t gateway.Target) 
 		return err
 	}
 	if port == wire.EgressPort {
+		if (route{method: r.Method}).changes() {
+			if err := s.hold(w, r); err != nil {
+				return err
+			}
+		}
 		s.policies.port(w, r, rec, t.Rest)
 		return nil
 	}

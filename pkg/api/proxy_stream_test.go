@@ -341,3 +341,66 @@ func (w *world) mortal() (end func()) {
 	w.life, end = context.WithCancel(context.Background())
 	return end
 }
+
+// TestCutStreams: a daemon that is about to end cuts what would go on, so that clients come back: a
+// stream, whatever it is of, is broken and not complete. Other answers come to their end.
+func TestCutStreams(t *testing.T) {
+	more := make(chan struct{})
+	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("Content-Type", r.URL.Query().Get("kind"))
+		io.WriteString(rw, "begun ")           //nolint:errcheck // the client says what it got
+		http.NewResponseController(rw).Flush() //nolint:errcheck // as above
+		select {
+		case <-more:
+			io.WriteString(rw, "ended") //nolint:errcheck // as above
+		case <-r.Context().Done():
+		}
+	}))
+	defer app.Close()
+	w := newWorld(t)
+	w.app = app.Listener
+	sb := w.create()
+	ask := func(path string) *http.Response {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set(wire.HeaderAPIKey, testKey)
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { resp.Body.Close() })
+		return resp
+	}
+	app8000 := "/sandboxes/" + sb.ID + "/proxy/8000/"
+	streams := map[string]*http.Response{
+		"events":          ask("/events"),
+		"an event stream": ask(app8000 + "?kind=text/event-stream"),
+		"frames":          ask(app8000 + "?kind=application/vnd.sandboxd.frames"),
+		"follow":          ask(app8000 + "?kind=text/plain&follow=true"),
+	}
+	page := ask(app8000 + "?kind=text/html")
+	w.s.CutStreams()
+	for name, resp := range streams {
+		if b, err := io.ReadAll(resp.Body); err == nil {
+			t.Errorf("%s seems complete: %q", name, b)
+		}
+	}
+	close(more)
+	if b, err := io.ReadAll(page.Body); string(b) != "begun ended" {
+		t.Errorf("a page: %q, %v", b, err)
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url+"/events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set(wire.HeaderAPIKey, testKey)
+	if resp, err := http.DefaultClient.Do(r); err == nil {
+		defer resp.Body.Close()
+		if b, err := io.ReadAll(resp.Body); err == nil {
+			t.Errorf("a stream began after the cut: %q", b)
+		}
+	}
+}

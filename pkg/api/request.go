@@ -10,9 +10,11 @@ import (
 	"net/url"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/fields"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -43,6 +45,7 @@ type info struct {
 	op        string        // the operation this is, if the API alone sees all of it
 	image     string        // of op
 	visit     gateway.Visit // to a port, if it is one
+	follows   bool          // it asks for output as it comes
 }
 
 // begun notes that the answer begins.
@@ -104,6 +107,7 @@ type tracked struct {
 	in       *info
 	rc       *http.ResponseController
 	peer     *auth.Peer
+	streams  *streams
 	deadline time.Time
 }
 
@@ -118,6 +122,9 @@ func (t *tracked) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		t.in.begun(status)
 		t.Header().Set(wire.HeaderRequestID, t.in.requestID) // ReverseProxy clears all after an interim answer
+	}
+	if status == http.StatusOK && (t.in.follows || goesOn(t.Header().Get("Content-Type"))) {
+		t.streams.add(t)
 	}
 	t.touch()
 	t.ResponseWriter.WriteHeader(status)
@@ -162,6 +169,7 @@ func (t *tracked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // finish catches a panic and writes what the log gets about a request.
 func (s *Server) finish(w *tracked, r *http.Request, in *info) {
 	p := recover()
+	s.streams.remove(w)
 	if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // net/http compares it so, too
 		s.cfg.Log.Error("panic in a handler", "panic", p, "request", in.requestID, "stack", string(debug.Stack()))
 		fail(w, r, errs.New(errs.Internal, ""))
@@ -169,6 +177,50 @@ func (s *Server) finish(w *tracked, r *http.Request, in *info) {
 	s.observe(r, in)
 	if p != nil && errors.Is(asError(p), http.ErrAbortHandler) {
 		panic(http.ErrAbortHandler) // net/http cuts the connection, so the client sees a broken answer, not a short one
+	}
+}
+
+// streams are answers that go on for as long as a command, a log or the daemon does.
+type streams struct {
+	mu      sync.Mutex
+	cut     bool                  // no more may begin
+	answers map[*tracked]net.Conn // guarded by mu
+}
+
+// goesOn reports whether an answer of a media type is a stream.
+func goesOn(kind string) bool {
+	return kind == agent.FramesType || strings.HasPrefix(kind, "text/event-stream")
+}
+
+func (s *streams) add(t *tracked) {
+	conn := t.peer.Conn()
+	if conn == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cut {
+		conn.Close() //nolint:errcheck // net/http closes it again
+		return
+	}
+	s.answers[t] = conn
+}
+
+func (s *streams) remove(t *tracked) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.answers, t)
+}
+
+// CutStreams cuts the connections of all streams, for a daemon that is about to end: http.Server's
+// Shutdown would wait for them. A client sees a broken answer, not one that is complete, and comes
+// back to the next daemon, which goes on at the byte where this one was.
+func (s *Server) CutStreams() {
+	s.streams.mu.Lock()
+	defer s.streams.mu.Unlock()
+	s.streams.cut = true
+	for _, conn := range s.streams.answers {
+		conn.Close() //nolint:errcheck // net/http closes it again
 	}
 }
 

@@ -34,10 +34,11 @@ type segment struct {
 
 // found is what a request is for.
 type found struct {
-	name   string
-	need   record.Role
-	handle handler
-	target gateway.Target // of a route that needs tokens
+	name    string // of the log and the metrics
+	need    record.Role
+	handle  handler
+	target  gateway.Target // of a route that needs tokens
+	changes bool           // see route.changes
 }
 
 // newRouter makes a router of the rows of a table.
@@ -137,10 +138,10 @@ func (all router) find(r *http.Request) found {
 	raw := r.URL.EscapedPath()
 	p, seg := all.split(raw)
 	if p == nil {
-		return found{nameNone, record.Viewer, func(http.ResponseWriter, *http.Request) error {
+		return found{name: nameNone, need: record.Viewer, handle: func(http.ResponseWriter, *http.Request) error {
 			return httperr.New(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
 				"there is no route %q; GET /docs and GET /openapi.json list all routes", httperr.Clip(raw, 120))
-		}, gateway.Target{}}
+		}}
 	}
 	row, ok := p.methods[r.Method]
 	if !ok && r.Method == http.MethodHead {
@@ -154,7 +155,7 @@ func (all router) find(r *http.Request) found {
 		if p.open() {
 			need = anyone
 		}
-		return found{p.name, need, p.notAllowed, gateway.Target{}}
+		return found{name: p.name, need: need, handle: p.notAllowed}
 	}
 	for i, s := range p.path {
 		if s.param != "" {
@@ -165,7 +166,7 @@ func (all router) find(r *http.Request) found {
 	if p.rest != "" {
 		r.SetPathValue(p.rest, rest)
 	}
-	f := found{name: p.name, need: row.need, handle: row.handle}
+	f := found{name: p.name, need: row.need, handle: row.handle, changes: row.changes()}
 	if row.need == tokens {
 		if len(seg) > len(p.path) {
 			rest = "/" + rest

@@ -24,6 +24,23 @@ type route struct {
 	handle handler
 }
 
+// keeping are the routes of methods that change something, and change nothing that the store has.
+var keeping = []string{
+	"POST /metrics/events", "POST /sandboxes/{id}/network/test",
+	"PUT /system/drain", "DELETE /system/drain", // a file beside it
+	"POST /system/backups/drill", // in a directory of its own
+}
+
+// changes reports whether requests of a route change what the store has: these wait while an upgrade is
+// on trial. Of ports of sandboxes only their server knows; see Server.port.
+func (r route) changes() bool {
+	switch r.method {
+	case http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
+		return !slices.Contains(keeping, r.method+" "+r.pattern)
+	}
+	return false
+}
+
 // These stand where a route needs no role.
 const (
 	anyone record.Role = "anyone" // without a key

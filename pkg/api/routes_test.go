@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +12,8 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 
 	openapi "github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -196,5 +199,54 @@ func TestRoleOrder(t *testing.T) {
 	}
 	if n := len(newWorld(t).s.table()); n < 40 {
 		t.Errorf("only %d routes", n)
+	}
+}
+
+// TestOnTrial walks every route there is: while an upgrade is on trial those that change what the store has
+// ask first, with the nonce that the request has, and those that read do not. So do the ports of a
+// sandbox: requests to its agent and to its servers change nothing of the store, and those to the port
+// of its policy do.
+func TestOnTrial(t *testing.T) {
+	asked, nonces, refuse := 0, "", error(nil)
+	w := newWorld(t, func(c *Config) {
+		c.Hold = func(_ context.Context, nonce string) error {
+			asked++
+			nonces += nonce
+			return refuse
+		}
+	})
+	sb := w.create()
+	refuse = errs.New(errs.Unavailable, "on trial")
+	held := func(method, path string, want bool) {
+		t.Helper()
+		asked, nonces = 0, ""
+		a := w.do(method, path, "", "OPEN-SANDBOX-API-KEY", testKey, wire.HeaderTrial, "n")
+		told := a.StatusCode == http.StatusServiceUnavailable && a.Header.Get("Retry-After") != ""
+		if (asked == 1 && nonces == "n") != want || !want && asked > 0 || want && !told {
+			t.Errorf("%s %s: asked %d times, %d", method, path, asked, a.StatusCode)
+		}
+	}
+	kept := 0
+	for _, row := range w.s.table() {
+		path := strings.NewReplacer("{id}", "x", "{port}", "8000", "{ref}", "x", "{ref...}", "x", "{name}", "x",
+			"{kind=logs|events|inspect|summary}", "logs", "{kind=credentials|bindings}", "bindings", "{...}", "").Replace(row.pattern)
+		switch {
+		case row.pattern == "/events" || row.need == tokens: // it does not end by itself; below
+		case row.method == "*":
+			held("GET", path, false)
+		case slices.Contains(keeping, row.method+" "+row.pattern):
+			kept++
+			held(row.method, path, false)
+		default:
+			held(row.method, path, row.method != "GET")
+		}
+	}
+	at := "/sandboxes/" + sb.ID + "/proxy/"
+	held("POST", at+"44772/command", false)
+	held("POST", at+"8000/", false)
+	held("GET", at+"18080/policy", false)
+	held("PATCH", at+"18080/policy", true)
+	if kept != len(keeping) {
+		t.Errorf("%d of the routes that change nothing are in the table, want %q", kept, keeping)
 	}
 }

@@ -16,12 +16,16 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"io"
 	"log"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/history"
@@ -95,6 +99,10 @@ type Config struct {
 	// Use begins a use of a sandbox; see gateway.Config. It may be nil.
 	Use func(ctx context.Context, rec *record.Record) (leave func(), err error)
 
+	// Hold blocks until a request may change what the store has, or says why it may not; nonce is its
+	// header Sandboxd-Trial. nil: it may. (versions.Hold)
+	Hold func(ctx context.Context, nonce string) error
+
 	// Impaired names, for /health, a fault that does not keep the daemon from serving,
 	// in words that anybody may read; nil or "": none.
 	Impaired func() string
@@ -138,6 +146,7 @@ type Server struct {
 	guard   *auth.Guard
 	gateway *gateway.Gateway
 	quiet   *log.Logger // what goes wrong behind answers
+	streams streams
 
 	// One for each resource; table says which routes each of them serves.
 	sandboxes   *sandboxHandlers
@@ -175,6 +184,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	}
 	cfg.APIKeys = nil
 	s := &Server{cfg: cfg, guard: guard, quiet: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)}
+	s.streams.answers = map[*tracked]net.Conn{}
 	s.renewals = &renewals{sandboxes: sb, most: cfg.MaxTimeout, log: cfg.Log, at: map[string]time.Time{}}
 	s.gateway = gateway.New(gateway.Config{
 		Names: cfg.Gateway, Secret: cfg.Secret, TrustedProxies: cfg.TrustedProxies,
@@ -230,7 +240,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	in.actor, in.role = s.guard.WhoIs(r)
 	ctx := journal.With(r.Context(), slog.String("request", in.requestID), slog.String("actor", in.actor))
 	r = r.WithContext(context.WithValue(ctx, infoKey{}, in))
-	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: auth.PeerOf(r)}
+	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: auth.PeerOf(r), streams: &s.streams}
+	in.follows = strings.Contains(r.URL.RawQuery, "follow=true")
 	tw.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	tw.Header().Set(wire.HeaderRequestID, in.requestID)
 	defer s.finish(tw, r, in)
@@ -279,9 +290,38 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(tw, r, auth.Forbidden(in.role, f.need))
 		return
 	}
-	if err := f.handle(tw, r); err != nil {
+	if f.changes {
+		err = s.hold(tw, r)
+	}
+	if err == nil {
+		err = f.handle(tw, r)
+	}
+	if err != nil {
 		fail(tw, r, err)
 	}
+}
+
+// maxHeld bounds, in bytes, the body that is read before a request waits.
+const maxHeld = 64 << 10
+
+// hold waits until r may change what the store has. Its body may take as long then as if it came now.
+func (s *Server) hold(tw *tracked, r *http.Request) error {
+	if s.cfg.Hold == nil {
+		return nil
+	}
+	start := time.Now()
+	if r.ContentLength > 0 && r.ContentLength <= maxHeld { // net/http notices that a client has left only when it has read all
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			return errs.Wrap(err, errs.Invalid, "the request body could not be read completely; send it again")
+		}
+		r.Body = io.NopCloser(bytes.NewReader(b))
+	}
+	err := s.cfg.Hold(r.Context(), r.Header.Get(wire.HeaderTrial))
+	if err == nil && r.ContentLength != 0 && time.Since(start) > time.Second {
+		tw.rc.SetReadDeadline(time.Now().Add(bodyTime)) //nolint:errcheck // a recorder in a test has none
+	}
+	return err
 }
 
 // find finds what a request is for: on the gateway's listener a port and nothing else,

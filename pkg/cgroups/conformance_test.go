@@ -265,6 +265,9 @@ func testNothing(t *testing.T, e *env) {
 	if n, err := e.OOMKills(id); n != 0 || err != nil {
 		t.Error("oom kills:", n, err)
 	}
+	if hit, err := MemoryLimitHit(e.Tree, id); hit || err != nil {
+		t.Error("limit hit:", hit, err)
+	}
 	ch, err := e.Watch(e.ctx, id)
 	e.must(err)
 	<-ch

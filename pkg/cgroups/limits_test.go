@@ -33,6 +33,9 @@ func testMemory(t *testing.T, e *env) {
 	if n, err := e.OOMKills(id); n != 0 || err != nil {
 		t.Fatal("oom kills before:", n, err)
 	}
+	if hit, err := MemoryLimitHit(e.Tree, id); hit || err != nil {
+		t.Fatal("limit hit before:", hit, err)
+	}
 	if out := e.output(id, hog(64)); strings.Contains(out, "held") {
 		t.Fatalf("above the limit: %s", out)
 	}
@@ -41,6 +44,9 @@ func testMemory(t *testing.T, e *env) {
 	e.must(err)
 	if n == 0 || u.OOMKills != n {
 		t.Errorf("oom kills %d, in usage %d", n, u.OOMKills)
+	}
+	if hit, err := MemoryLimitHit(e.Tree, id); !hit || err != nil {
+		t.Error("limit hit:", hit, err)
 	}
 	if u.MemoryPeakBytes < limit/2 || u.MemoryPeakBytes > limit {
 		t.Errorf("peak %d of %d", u.MemoryPeakBytes, limit)

@@ -1,6 +1,7 @@
 package cgroups
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -210,4 +211,41 @@ func (t *Tree) OOMKills(id string) (uint64, error) {
 		return 0, fmt.Errorf("count OOM kills of %s: no oom_kill in %s", id, file)
 	}
 	return n, nil
+}
+
+// MemoryLimitHit reports whether id ever had all the memory that its limit allows. If the kernel has killed
+// there and it is false, the host had no memory left, or a group above had none. Call it before Remove.
+func MemoryLimitHit(t *Tree, id string) (bool, error) {
+	if err := t.check(id); err != nil {
+		return false, err
+	}
+	h := t.layout.of["memory"]
+	if h.v2 {
+		text, err := readFile(t.dir(h, id) + "/memory.events")
+		if gone(err) {
+			return false, nil
+		}
+		n, ok := field(text, "oom")
+		if err == nil && !ok {
+			err = errors.New("no oom in memory.events")
+		}
+		if err != nil {
+			return false, fmt.Errorf("read whether %s hit its memory limit: %w", id, err)
+		}
+		return n > 0, nil
+	}
+	// Not every v1 kernel counts failures at the limit with swap, which is the same. So the peak tells: a charge
+	// that failed leaves it below the limit by as much as it asked for, 2 MiB at most for a huge page.
+	limit, err := readNumber(t.dir(h, id) + "/memory.limit_in_bytes")
+	for _, file := range []string{"memory.memsw.max_usage_in_bytes", "memory.max_usage_in_bytes"} {
+		peak, perr := readNumber(t.dir(h, id) + "/" + file)
+		switch {
+		case gone(err), gone(perr): // without swap there is one of the two
+		case err != nil || perr != nil:
+			return false, fmt.Errorf("read whether %s hit its memory limit: %w", id, errors.Join(err, perr))
+		case peak >= limit-max(limit/8, 2<<20):
+			return true, nil
+		}
+	}
+	return false, nil
 }

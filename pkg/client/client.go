@@ -140,5 +140,13 @@ func badHost(host string) error {
 		"tcp://127.0.0.1:8080 or an http(s) URL", host)
 }
 
+// Trying returns a Client of the daemon of c for whoever tries a new version of it: while an upgrade
+// is on trial, the daemon serves changes only to requests with the upgrade's nonce.
+func Trying(c *Client, nonce string) *Client {
+	d := *c.daemon
+	d.trial = nonce
+	return &Client{&d}
+}
+
 // Close drops idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }

@@ -35,6 +35,8 @@ type daemon struct {
 	base string // "http://…", without a slash at its end
 	key  string
 	http *http.Client
+	// trial is the value of the header of whoever tries a new version; "": not sent.
+	trial string
 
 	answer time.Duration // answerLimit, but in tests
 	ping   time.Duration // pingEvery, but in tests
@@ -110,6 +112,9 @@ func (d *daemon) stream(ctx context.Context, r request) (*http.Response, error) 
 	}
 	if d.key != "" {
 		req.Header.Set(wire.HeaderAPIKey, d.key)
+	}
+	if d.trial != "" {
+		req.Header.Set(wire.HeaderTrial, d.trial)
 	}
 	resp, err := d.http.Do(req)
 	if err != nil {

@@ -16,6 +16,12 @@ type System struct{ *daemon }
 // Pools returns the pools of ready sandboxes.
 func (c System) Pools() Pools { return Pools(c) }
 
+// Health returns nil if the daemon serves. The text names a fault that does not keep it from that.
+func (c System) Health(ctx context.Context) (warning string, err error) {
+	h, err := ask[map[string]string](ctx, c.daemon, get("/health"))
+	return h["warning"], err
+}
+
 // Info says what the daemon is, on what host, with which limits.
 func (c System) Info(ctx context.Context) (wire.SystemInfo, error) {
 	return ask[wire.SystemInfo](ctx, c.daemon, get("/system/info"))

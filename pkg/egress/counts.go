@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -93,6 +94,53 @@ func parseQueueCounts(b []byte, nums ...uint16) (c QueueCounts, err error) {
 		}
 	}
 	return c, sc.Err()
+}
+
+// NameCounts are queries for which name servers were asked, since Open.
+type NameCounts struct{ Answered, Unanswered int64 }
+
+// CountNames returns how many queries of e name servers have answered.
+func CountNames(e *Engine) NameCounts {
+	return NameCounts{e.dns.servers.answered.Load(), e.dns.servers.unanswered.Load()}
+}
+
+// Name servers are silent when so many queries in a row got no answer, over so long a time: a name
+// whose own servers are gone is asked for again and again, too, but other names are answered meanwhile.
+const (
+	silentQueries = 5
+	silentTime    = 5 * time.Second
+)
+
+// servers knows whether name servers answer. Whoever handles the messages of the child alone calls heard.
+type servers struct {
+	answered, unanswered atomic.Int64
+
+	row    int // queries without an answer since the last one
+	since  time.Time
+	silent bool
+}
+
+// heard counts a query that had an answer, or none. The log says when name servers become silent, and
+// when they answer again.
+func (s *servers) heard(answer bool, now time.Time, log *slog.Logger) {
+	switch {
+	case answer && s.silent:
+		log.Info("name servers answer again", "silent", now.Sub(s.since))
+		fallthrough
+	case answer:
+		s.answered.Add(1)
+		s.row, s.silent = 0, false
+		return
+	}
+	s.unanswered.Add(1)
+	if s.row++; s.row == 1 {
+		s.since = now
+	}
+	if !s.silent && s.row >= silentQueries && now.Sub(s.since) >= silentTime {
+		s.silent = true
+		log.Warn("no name server answers: sandboxes resolve only names that are cached; check network.upstreams, or "+resolvConf,
+			"unanswered", s.row, "for", now.Sub(s.since))
+	}
 }
 
 // count enters a flow into the log of its sandbox. If name is empty, it is that which the

@@ -1,7 +1,10 @@
 package egress
 
 import (
+	"log/slog"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
@@ -52,5 +55,48 @@ func BenchmarkCount(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		e.flowCounts.add(refused, policy.ByBlock)
+	}
+}
+
+// TestSilentServers: the log says once that no name server answers, and once that they do again. A name
+// whose own servers are silent is no sign.
+func TestSilentServers(t *testing.T) {
+	var out strings.Builder
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	var s servers
+	now := time.Unix(1e9, 0)
+	said := func(want ...string) {
+		t.Helper()
+		if lines := strings.Count(out.String(), "\n"); lines != len(want) {
+			t.Errorf("%d lines: %s", lines, &out)
+		}
+		for _, w := range want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("%q does not say %q", &out, w)
+			}
+		}
+		out.Reset()
+	}
+	for i := range 100 { // a guest asks for one dead name
+		s.heard(i%4 == 3, now, log)
+		now = now.Add(2 * time.Second)
+	}
+	said()
+	for range 100 { // at once: one try that is lost
+		s.heard(false, now, log)
+	}
+	said()
+	now = now.Add(silentTime)
+	for range 3 {
+		s.heard(false, now, log)
+	}
+	said("no name server answers")
+	now = now.Add(time.Minute)
+	for range 3 {
+		s.heard(true, now, log)
+	}
+	said("answer again")
+	if a, u := s.answered.Load(), s.unanswered.Load(); a != 25+3 || u != 75+100+3 {
+		t.Errorf("%d answered, %d not", a, u)
 	}
 }

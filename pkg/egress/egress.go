@@ -327,7 +327,7 @@ func (e *Engine) Close() error {
 		e.flows.handle.Close()
 	}
 	if e.stop != nil { // an Engine that did not open has counted nothing
-		errs = append(errs, e.FlowLog.Save(true))
+		errs = append(errs, e.FlowLog.Leave())
 	}
 	e.stop, e.queue, e.busy, e.dns, e.proxy, e.watch = nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)

@@ -50,6 +50,7 @@ func (r *resolver) handle(line *child.Conn, in child.Message) {
 		a := r.remove(m.ID)
 		r.mu.Unlock()
 		if a != nil {
+			r.servers.heard(true, time.Now(), r.log)
 			m.Name, m.Type, m.Source, m.Via = a.Name, a.Type, a.Source, a.Via
 			r.answer(line, a.s, m, a.why)
 			r.releaseAll(a) // the guest need not wait for that
@@ -59,6 +60,7 @@ func (r *resolver) handle(line *child.Conn, in child.Message) {
 		a := r.finish(m.ID)
 		r.mu.Unlock()
 		if a != nil {
+			r.servers.heard(false, time.Now(), r.log)
 			r.note(a.s, a.Message, "fail", a.why, names.RcodeName(m.Rcode))
 			r.log.Debug("no name server answered", "sandbox", a.s.id, "err", m.Text)
 		}

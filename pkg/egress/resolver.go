@@ -104,6 +104,7 @@ type resolver struct {
 
 	closing atomic.Bool
 	done    sync.WaitGroup
+	servers servers
 
 	mu        sync.Mutex
 	upstreams []Upstream

@@ -24,6 +24,24 @@ func Write(dir string, spec *specs.Spec) error {
 	return WriteFile(dir, "config.json", b, 0o600)
 }
 
+// SourceOf is what the bundle dir mounts at a path of the guest; "": nothing.
+func SourceOf(dir, path string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return "", err
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(b, &spec); err != nil {
+		return "", fmt.Errorf("read the bundle %s: %w", dir, err)
+	}
+	for _, m := range spec.Mounts {
+		if m.Destination == path {
+			return m.Source, nil
+		}
+	}
+	return "", nil
+}
+
 // WriteFile puts one more file into the bundle dir, either all of it or nothing: for
 // example the resolv.conf that Config binds. A file that a guest reads needs mode 0644.
 //

@@ -33,6 +33,9 @@ type Change struct {
 type Ladder struct {
 	Reserve int64 // bytes; 0: there is no ladder
 	Spaces  func() ([]Space, error)
+	// Try fails if a space takes no writes (the function Try). It is asked by each Act with now, and on
+	// rung Failed by each.
+	Try func(s Space) error
 	// Collect removes from a space what would go anyway. It runs on each rung but Calm.
 	Collect func(ctx context.Context, s Space, r Rung) error
 	// Rest pauses sandboxes that nobody uses. text says why. It runs on Rest.
@@ -43,8 +46,9 @@ type Ladder struct {
 	acting sync.Mutex // held while effects run
 
 	mu     sync.Mutex
-	rungs  map[string]Rung // by Space.Name; guarded by mu
-	failed string          // the last error of Spaces; guarded by mu
+	rungs  map[string]Rung  // by Space.Name; guarded by mu
+	broken map[string]error // of Try, by Space.Name; guarded by mu
+	failed string           // the last error of Spaces; guarded by mu
 
 	collected, rested map[string]time.Time // by Space.Name; guarded by acting
 }
@@ -86,12 +90,14 @@ func (l *Ladder) Look() ([]Space, map[string]Rung) {
 	}
 	l.failed = ""
 	out := make(map[string]Rung, len(spaces))
-	for _, s := range spaces {
+	for i := range spaces {
+		s := &spaces[i]
+		s.Broken = l.broken[s.Name]
 		from := l.rungs[s.Name]
 		to := s.Rung(from, l.Reserve)
 		l.rungs[s.Name], out[s.Name] = to, to
 		if to != from {
-			l.tell(Change{s, from, to, s.Change(from, to, l.Reserve)})
+			l.tell(Change{*s, from, to, s.Change(from, to, l.Reserve)})
 		}
 	}
 	return spaces, out
@@ -100,7 +106,10 @@ func (l *Ladder) Look() ([]Space, map[string]Rung) {
 // tell logs a change and passes it on.
 func (l *Ladder) tell(c Change) {
 	level := slog.LevelWarn
-	if c.To <= Collect && c.To < c.From {
+	switch {
+	case c.To == Failed:
+		level = slog.LevelError
+	case c.To <= Collect && c.To < c.From:
 		level = slog.LevelInfo
 	}
 	l.Log.Log(context.Background(), level, "disk pressure", "space", c.Space.Name, "rung", c.To.String(), "from", c.From.String(),
@@ -110,9 +119,29 @@ func (l *Ladder) tell(c Change) {
 	}
 }
 
+// try finds out which spaces take no writes: of all, or of those that took none.
+func (l *Ladder) try(spaces []Space, all bool) {
+	for _, s := range spaces {
+		if !all && s.Broken == nil {
+			continue
+		}
+		err := l.Try(s)
+		l.mu.Lock()
+		if l.broken == nil {
+			l.broken = map[string]error{}
+		}
+		l.broken[s.Name] = err
+		l.mu.Unlock()
+	}
+}
+
 // Act looks, and does what the rungs say. An effect runs once in 15 s, or with now at once.
 func (l *Ladder) Act(ctx context.Context, now bool) error {
 	spaces, rungs := l.Look()
+	if l.Try != nil && (now || slices.ContainsFunc(spaces, func(s Space) bool { return s.Broken != nil })) {
+		l.try(spaces, now)
+		spaces, rungs = l.Look()
+	}
 	l.acting.Lock()
 	defer l.acting.Unlock()
 	if l.collected == nil {
@@ -121,6 +150,9 @@ func (l *Ladder) Act(ctx context.Context, now bool) error {
 	var failed []error
 	for _, s := range spaces {
 		r := rungs[s.Name]
+		if r == Failed {
+			continue
+		}
 		if r >= Collect && due(l.collected, s.Name, now) {
 			failed = append(failed, l.Collect(ctx, s, r))
 		}
@@ -150,9 +182,6 @@ func (l *Ladder) Rungs() map[string]Rung {
 // Full says why nothing new is made in one of these spaces; empty: there is room. It looks first, so
 // room that was just made counts. No name means all spaces.
 func (l *Ladder) Full(names ...string) string {
-	if l.Reserve <= 0 {
-		return ""
-	}
 	spaces, rungs := l.Look()
 	for i := range spaces {
 		s := &spaces[i]

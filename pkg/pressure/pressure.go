@@ -6,6 +6,7 @@
 //	collect   a tenth free    removes what would go anyway, the earliest first
 //	refuse    the reserve     refuses creates and starts; snapshots (pool); pulls, imports, builds (state)
 //	rest      its quarter     pauses sandboxes that nobody uses, if they have an idle policy
+//	failed    no write works  refuses like refuse, and does nothing else
 //
 // Rung and Marks decide, without I/O. Ladder looks, tells of each change, and does what the rungs
 // say, by the functions it was given. Collector is what it collects, and Snapshots and Images are
@@ -17,8 +18,10 @@
 package pressure
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -34,10 +37,11 @@ const (
 	Collect
 	Refuse
 	Rest
+	Failed // however much is free: the file system takes no writes
 )
 
 // String is the name of the rung, as events have it.
-func (r Rung) String() string { return [...]string{"calm", "collect", "refuse", "rest"}[r] }
+func (r Rung) String() string { return [...]string{"calm", "collect", "refuse", "rest", "failed"}[r] }
 
 // The names of spaces.
 const (
@@ -52,6 +56,7 @@ type Space struct {
 	// Files are what a file system has room for, directories included; 0: it has no such limit.
 	FreeBytes, Bytes, FreeFiles, Files int64
 	Remedy                             string // how to free space there
+	Broken                             error  // why it takes no writes; nil: it does
 }
 
 // Marks are what must be free for each rung not to be entered, by Rung.
@@ -96,8 +101,13 @@ func (m *Marks) After(now Rung, free int64) Rung {
 // Rung is the rung of a space after now.
 func (s *Space) Rung(now Rung, reserve int64) Rung {
 	bytes, files := ByBytes(s.Bytes, reserve), ByFiles(s.Files, reserve)
-	if reserve <= 0 {
+	switch {
+	case s.Broken != nil:
+		return Failed
+	case reserve <= 0:
 		return Calm
+	case now == Failed:
+		now = Calm // how full it was before says nothing
 	}
 	to := bytes.After(now, s.FreeBytes)
 	if s.Files > 0 {
@@ -133,9 +143,14 @@ func (s *Space) holds(r Rung, reserve int64) measure {
 
 // Change says in one line that a space came from one rung to another, and what that means.
 func (s *Space) Change(from, to Rung, reserve int64) string {
+	if to == Failed {
+		return s.broken()
+	}
 	m := s.holds(to, reserve)
 	text := m.show(m.free, m.size)
-	if to > from {
+	if from == Failed {
+		text = s.Title + " takes writes again. It" + strings.TrimPrefix(text, s.Title)
+	} else if to > from {
 		text += ", less than " + m.mark(m.marks[to])
 	}
 	text += ": " + doing[to]
@@ -147,9 +162,18 @@ func (s *Space) Change(from, to Rung, reserve int64) string {
 
 // why says why nothing new is made on rung r, how much must be free, and how to free it.
 func (s *Space) why(r Rung, reserve int64) string {
+	if r == Failed {
+		return s.broken()
+	}
 	m := s.holds(max(r, Refuse), reserve)
 	need := m.marks[Refuse] + m.marks[Refuse]/4
 	return fmt.Sprintf("%s, and until %s are nothing new is made (storage.reserve); %s", m.show(m.free, m.size), m.mark(need), s.Remedy)
+}
+
+// broken says that nothing can be written, and what to do.
+func (s *Space) broken() string {
+	return fmt.Sprintf("%s takes no writes: %v: %s; file systems become read-only after an I/O error, which dmesg shows: check the "+
+		"disk, and reboot to have it checked and mounted again", s.Title, s.Broken, doing[Failed])
 }
 
 // doing is what the daemon does on a rung, for people.
@@ -157,6 +181,7 @@ var doing = [...]string{
 	Calm:    "nothing is removed or refused for it",
 	Collect: "sandboxd removes what would go anyway, the earliest first, and refuses nothing",
 	Refuse:  "nothing new is made",
+	Failed:  "nothing new is made, and nothing is removed",
 	Rest:    "nothing new is made, and sandboxes with an idle policy that nobody uses are paused; the next use wakes them",
 }
 
@@ -169,4 +194,17 @@ func (s *Space) Stat(dir string) error {
 	s.FreeBytes, s.Bytes = int64(st.Bavail)*st.Bsize, int64(st.Blocks)*st.Bsize
 	s.FreeFiles, s.Files = int64(st.Ffree), int64(st.Files)
 	return nil
+}
+
+// Try finds out whether the file system of a directory takes writes: an error says why not. It makes a
+// file without a name, of which nothing is left. A file system that is full takes writes.
+func Try(dir string) error {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	switch {
+	case err == nil:
+		return unix.Close(fd)
+	case errors.Is(err, unix.EROFS), errors.Is(err, unix.EIO), errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.ESHUTDOWN):
+		return err
+	}
+	return nil // no room, or a file system that makes no such files
 }

@@ -286,3 +286,41 @@ func TestRealDisk(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestBroken: a disk that takes no writes after an error is on rung failed: nothing new is made, nothing
+// is removed or paused there, whatever is free, and it is told once. After a boot it is as full as it is.
+func TestBroken(t *testing.T) {
+	hosttest.Root(t)
+	disk := hosttest.NewDisk(t, 64*mib)
+	for _, reserve := range []int64{256 * mib, 0} {
+		y := newYard(t)
+		y.Reserve = reserve
+		y.Try = func(s Space) error {
+			if s.Name == Pool {
+				return nil
+			}
+			return Try(disk.Dir)
+		}
+		y.took(t, true)
+		disk.Break()
+		y.took(t, true)
+		y.free[State] = 10 * mib
+		if err := y.Room("another image", State); !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(),
+			"no room for another image: the state takes no writes: read-only file system: nothing new is made") {
+			t.Errorf("%v", err)
+		}
+		if err := y.Room("another snapshot", Pool); err != nil {
+			t.Error(err)
+		}
+		y.took(t, false)
+		disk.Repair()
+		y.free[State] = 20 * gib
+		y.took(t, false)
+		if err := y.Room("another image"); err != nil {
+			t.Error(err)
+		}
+		if got := y.changes; !slices.Equal(got[len(got)-2:], []string{"state calm-failed", "state failed-calm"}) || len(got) != 2 {
+			t.Errorf("told %q", got)
+		}
+	}
+}

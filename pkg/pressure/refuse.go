@@ -23,6 +23,20 @@ func (s Snapshots) Create(ctx context.Context, idOrName string, q record.Snapsho
 	return s.Snapshots.Create(ctx, idOrName, q)
 }
 
+// Volumes adds no volume while the pool is full.
+type Volumes struct {
+	*sandbox.Volumes
+	Ladder *Ladder
+}
+
+// Create refuses, or adds a volume.
+func (v Volumes) Create(ctx context.Context, name string, bytes int64) (record.VolumeInfo, error) {
+	if err := v.Ladder.Room("another volume", Pool); err != nil {
+		return record.VolumeInfo{}, err
+	}
+	return v.Volumes.Create(ctx, name, bytes)
+}
+
 // Images adds no image while the disk of the state directory is full.
 type Images struct {
 	*image.Store

@@ -14,7 +14,7 @@ import (
 func TestRefuse(t *testing.T) {
 	y := newYard(t)
 	ctx := t.Context()
-	images, snapshots := Images{Ladder: &y.Ladder}, Snapshots{Ladder: &y.Ladder}
+	images, snapshots, volumes := Images{Ladder: &y.Ladder}, Snapshots{Ladder: &y.Ladder}, Volumes{Ladder: &y.Ladder}
 	adds := map[string]func() error{
 		"build":  func() error { _, err := images.Build(ctx, "base", false, nil); return err },
 		"import": func() error { _, err := images.Import(ctx, image.Archive{}, nil, nil); return err },
@@ -34,6 +34,10 @@ func TestRefuse(t *testing.T) {
 	if _, err := snapshots.Create(ctx, "lab", record.SnapshotRequest{}); !errs.Is(err, errs.Exhausted) ||
 		!strings.Contains(err.Error(), "no room for another snapshot: the pool has 0 MiB") {
 		t.Errorf("snapshot: %v", err)
+	}
+	if _, err := volumes.Create(ctx, "data", 0); !errs.Is(err, errs.Exhausted) ||
+		!strings.Contains(err.Error(), "no room for another volume: the pool has 0 MiB") {
+		t.Errorf("volume: %v", err)
 	}
 	if err := images.room(); err != nil {
 		t.Error(err)

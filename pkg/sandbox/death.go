@@ -150,8 +150,7 @@ func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 	switch {
 	case n.ooms > 0 && (!left || o.ExitCode != 0):
 		d.reason = record.OOM
-		d.message = fmt.Sprintf("it went over its memory limit of %s; give it more (--memory), or let it use less",
-			record.Mebibytes(r.Spec.MemoryBytes))
+		d.message = outOfMemory(l, r)
 	case !left && l.diskFull(r):
 		d.reason = record.DiskFull
 		d.message = fmt.Sprintf("it filled its disk of %s, so its exit code could not be saved; give it more (--disk), or let it write "+
@@ -179,6 +178,20 @@ func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 		}
 	}
 	return d
+}
+
+// outOfMemory says which memory a sandbox that the kernel has killed for it ran out of.
+func outOfMemory(l *life, r *record.Record) string {
+	limit := record.Mebibytes(r.Spec.MemoryBytes)
+	hit, err := l.Cgroups.MemoryLimitHit(r.ID)
+	if err != nil {
+		l.cfg.Log.Debug("cannot read whether a sandbox hit its memory limit", "sandbox", r.ID, "err", err)
+	}
+	if hit || err != nil {
+		return fmt.Sprintf("it went over its memory limit of %s; give it more (--memory), or let it use less", limit)
+	}
+	return fmt.Sprintf("the host had no memory left for it, although it was below its limit of %s: run fewer sandboxes at once, or let "+
+		"the host keep more free (limits.memory_reserve)", limit)
 }
 
 // blame looks for a limit that made the entrypoint fail.

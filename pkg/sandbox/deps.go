@@ -111,6 +111,8 @@ type (
 		LimitCPU(ctx context.Context, id string, millis int64) error
 		Populated(id string) (bool, error)
 		OOMKills(id string) (uint64, error)
+		// MemoryLimitHit reports whether id ever had all the memory that its limit allows.
+		MemoryLimitHit(id string) (bool, error)
 		// PidsRefused counts the tasks that id was refused at its limit.
 		PidsRefused(id string) (uint64, error)
 		Freeze(ctx context.Context, id string) error
@@ -222,9 +224,9 @@ type (
 		// as Pause was, which is the guest's end if it is called more often.
 		Pause(ctx context.Context, id string) error
 		Resume(ctx context.Context, id string) error
-		// Restore is Runtime.Start from the memory in dir. ran is whether the guest may have run,
-		// also after an error.
-		Restore(ctx context.Context, id, dir string, stdin *os.File) (ran bool, err error)
+		// Restore is Runtime.Start from the memory in dir, which needs n. ran is whether the guest may
+		// have run, also after an error.
+		Restore(ctx context.Context, id, dir string, n record.MemoryNeeds, stdin *os.File) (ran bool, err error)
 		// Needs returns what restoring the memory of id needs; Meets fails if this host lacks it.
 		Needs(id string) (record.MemoryNeeds, error)
 		Meets(n record.MemoryNeeds) error

@@ -188,6 +188,14 @@ func (f fakeCgroups) OOMKills(id string) (n uint64, err error) {
 	return n, err
 }
 
+func (f fakeCgroups) MemoryLimitHit(id string) (hit bool, err error) {
+	err = f.do(context.Background(), "cgroup.MemoryLimitHit", id, func() error {
+		hit = !f.short
+		return nil
+	})
+	return hit, err
+}
+
 func (f fakeCgroups) PidsRefused(id string) (n uint64, err error) {
 	err = f.do(context.Background(), "cgroup.PidsRefused", id, func() error {
 		n = f.refused[id]
@@ -766,7 +774,7 @@ func (f fakeMemory) Resume(ctx context.Context, id string) error {
 	})
 }
 
-func (f fakeMemory) Restore(ctx context.Context, id, dir string, _ *os.File) (ran bool, err error) {
+func (f fakeMemory) Restore(ctx context.Context, id, dir string, _ record.MemoryNeeds, _ *os.File) (ran bool, err error) {
 	err = f.do(ctx, "memory.Restore", id, func() error {
 		if !f.images[dir] {
 			return fs.ErrNotExist

@@ -301,6 +301,20 @@ func TestWakeElsewhere(t *testing.T) {
 	})
 }
 
+// threeAsleep makes three sandboxes that are paused because they were idle, a second apart.
+func threeAsleep(t *testing.T, k Keeper) (ids []string) {
+	t.Helper()
+	for range 3 {
+		r := sleeper(t, k.Manager, record.IdlePause)
+		if err := k.Rest(t.Context(), r, yes); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, r.ID)
+		time.Sleep(time.Second)
+	}
+	return ids
+}
+
 // TestRelieve: sandboxes that are asleep in memory hibernate one after another, the longest asleep
 // first; those that a client paused never do.
 func TestRelieve(t *testing.T) {
@@ -308,15 +322,7 @@ func TestRelieve(t *testing.T) {
 		h := newHost()
 		m, _ := h.boot(t)
 		k := Keeper{m}
-		var want []string
-		for range 3 {
-			r := sleeper(t, m, record.IdlePause)
-			if err := k.Rest(t.Context(), r, yes); err != nil {
-				t.Fatal(err)
-			}
-			want = append(want, r.ID)
-			time.Sleep(time.Second)
-		}
+		want := threeAsleep(t, k)
 		mine := sleeper(t, m, "")
 		if err := m.Pause(t.Context(), mine.ID); err != nil {
 			t.Fatal(err)
@@ -390,15 +396,7 @@ func TestRelieveSlow(t *testing.T) {
 		h := newHost()
 		m, _ := h.boot(t)
 		k := Keeper{m}
-		var ids []string
-		for range 3 {
-			r := sleeper(t, m, record.IdlePause)
-			if err := k.Rest(t.Context(), r, yes); err != nil {
-				t.Fatal(err)
-			}
-			ids = append(ids, r.ID)
-			time.Sleep(time.Second)
-		}
+		ids := threeAsleep(t, k)
 		states := func() (out []record.State) {
 			for _, id := range ids {
 				r, _ := h.record(id)

@@ -29,6 +29,7 @@ type host struct {
 	free    []int // slots, least recently used first
 	deaths  map[string]Obituary
 	ooms    map[string]uint64
+	short   bool             // of memory: no sandbox has hit its own limit
 	cpu     map[string]int64 // limits, in thousandths
 	limits  map[string]CgroupLimits
 	held    map[string]int64 // memory in use

@@ -178,6 +178,15 @@ func (m *Manager) Close(ctx context.Context) error {
 	return err
 }
 
+// Quiet waits for a moment at which no operation of m goes on, or until ctx ends. Others may begin: a
+// daemon that is to end serves while a long one, as a hibernation, comes to its end.
+func Quiet(ctx context.Context, m *Manager) {
+	select {
+	case <-m.tracker.quieted():
+	case <-ctx.Done():
+	}
+}
+
 // Create begins a sandbox and returns as soon as the intent is durable. The rest
 // happens in the background, even if ctx ends. See Await.
 func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, error) {

@@ -467,6 +467,7 @@ func TestDeaths(t *testing.T) {
 		"signal":   {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 137, Signal: "SIGKILL"}) }, record.Killed, false, "SIGKILL"},
 		"shot":     {func(h *host, id string) { h.shoot(id) }, record.RuntimeCrash, false, "runc"},
 		"oom":      {func(h *host, id string) { h.ooms[id] = 1; h.shoot(id) }, record.OOM, false, "64 MiB"},
+		"oom host": {func(h *host, id string) { h.short = true; h.ooms[id] = 1; h.shoot(id) }, record.OOM, false, "below its limit"},
 		"oom, 137": {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{ExitCode: 137}) }, record.OOM, false, "64 MiB"},
 		"disk full": {func(h *host, id string) {
 			h.diskUsed[id], h.diskLimit[id] = 63<<20+1<<19, 64<<20

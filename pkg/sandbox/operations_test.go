@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"math/rand/v2"
@@ -112,6 +113,38 @@ func TestClose(t *testing.T) {
 		if err := <-closed; err != nil {
 			t.Fatal(err)
 		}
+		if got, _ := h.record(r.ID); got.State != record.Running {
+			t.Fatalf("what was in flight is %s", got.State)
+		}
+	})
+}
+
+// TestQuiet: a daemon that is to end waits for what goes on, and refuses nothing meanwhile.
+func TestQuiet(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		Quiet(t.Context(), m) // nothing goes on
+		open := h.gate("agent.Ready " + first)
+		r, err := m.Create(t.Context(), spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		Quiet(ended, m)
+		quiet := make(chan struct{})
+		go func() { Quiet(t.Context(), m); close(quiet) }()
+		synctest.Wait()
+		select {
+		case <-quiet:
+			t.Fatal("a creation goes on")
+		default:
+		}
+		if !m.tracker.begin() {
+			t.Fatal("no other operation may begin")
+		}
+		m.tracker.end()
+		open()
+		<-quiet
 		if got, _ := h.record(r.ID); got.State != record.Running {
 			t.Fatalf("what was in flight is %s", got.State)
 		}

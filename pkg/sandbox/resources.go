@@ -248,13 +248,35 @@ func startRuntime(ctx context.Context, d Deps, r *record.Record) error {
 		if err != nil {
 			return err
 		}
-		ran, err := d.Runtimes[r.Spec.Runtime].Memory.Restore(ctx, r.ID, dir, stdin)
+		needs, err := NeedsOf(ctx, d.Store, r)
+		if err != nil {
+			return err
+		}
+		ran, err := d.Runtimes[r.Spec.Runtime].Memory.Restore(ctx, r.ID, dir, needs, stdin)
 		if ran && err != nil {
 			err = &ranError{err}
 		}
 		return err
 	}
 	return d.Runtimes[r.Spec.Runtime].Runtime.Start(ctx, r.ID, stdin)
+}
+
+// NeedsOf is what the memory image needs that r comes up with. Precondition: r recalls one.
+func NeedsOf(ctx context.Context, store interface {
+	SnapshotRecord(ctx context.Context, id string) (s record.Snapshot, ok bool, err error)
+}, r *record.Record,
+) (n record.MemoryNeeds, err error) {
+	if r.State == record.Waking && r.Hibernation != nil {
+		return r.Hibernation.Needs, nil
+	}
+	snap, ok, err := store.SnapshotRecord(ctx, imageOf(r))
+	if err == nil && (!ok || snap.Memory == nil) {
+		err = fmt.Errorf("the memory image %s of sandbox %s is gone", imageOf(r), r.ID)
+	}
+	if err != nil {
+		return n, err
+	}
+	return snap.Memory.Needs, nil
 }
 
 // forgetRuntime kills whatever is left in the cgroup and has the runtime

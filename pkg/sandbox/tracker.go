@@ -17,6 +17,8 @@ type tracker struct {
 
 	mu      sync.Mutex
 	closed  bool               // guarded by mu, as all below
+	active  int                // operations
+	quiet   chan struct{}      // closed when active becomes 0; nil: nobody waits for that
 	handles map[string]*handle // by the sandbox's ID
 }
 
@@ -55,11 +57,33 @@ func (t *tracker) begin() bool {
 		return false
 	}
 	t.operations.Add(1)
+	t.active++
 	return true
 }
 
 // end notes the end of an operation.
-func (t *tracker) end() { t.operations.Done() }
+func (t *tracker) end() {
+	t.mu.Lock()
+	if t.active--; t.active == 0 && t.quiet != nil {
+		close(t.quiet)
+		t.quiet = nil
+	}
+	t.mu.Unlock()
+	t.operations.Done()
+}
+
+// quieted returns a channel that is closed when no operation goes on.
+func (t *tracker) quieted() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.active == 0 {
+		return closedChan
+	}
+	if t.quiet == nil {
+		t.quiet = make(chan struct{})
+	}
+	return t.quiet
+}
 
 // close lets no operation begin any more, and aborts those that only wait for their
 // turn: they have no resources yet.

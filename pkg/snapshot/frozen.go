@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 )
 
 // Snapshots are frozen disks: copies, each of one disk at one moment, that nobody
@@ -102,6 +103,58 @@ func (s *Snapshots) PackSnapshot(ctx context.Context, snap string, hide func(pat
 		return fmt.Errorf("pack snapshot %s: %w", snap, err)
 	}
 	return nil
+}
+
+// Upper is the directory with the files of a snapshot, whether it is there or not.
+func (s *Snapshots) Upper(snap string) (string, error) {
+	dir, err := s.pool.snapshotDir(snap)
+	return filepath.Join(dir, "u"), err
+}
+
+// RestoreSnapshot makes a snapshot with the files that fill puts into a directory. It fails with
+// fs.ErrExist if the snapshot is there.
+func (s *Snapshots) RestoreSnapshot(ctx context.Context, snap string, fill func(dir string) error) error {
+	to, err := s.pool.snapshotDir(snap)
+	if err != nil {
+		return err
+	}
+	if there, err := tree.Exists(to); err != nil || there {
+		return errors.Join(err, fs.ErrExist)
+	}
+	disk, err := s.pool.backupPath(snap)
+	if err == nil {
+		err = s.pool.driver.Create(disk, 0)
+	}
+	if err != nil {
+		return err
+	}
+	upper := filepath.Join(disk, "u")
+	err = errors.Join(os.Mkdir(upper, 0o700), os.Mkdir(filepath.Join(disk, "w"), 0o700))
+	if err == nil {
+		err = fill(upper)
+	}
+	if err == nil {
+		err = s.freezeRestored(ctx, disk, to)
+	}
+	return errors.Join(poolFull(err), s.pool.driver.Destroy(disk))
+}
+
+// freezeRestored makes a snapshot of a disk: at to it is whole or not there.
+func (s *Snapshots) freezeRestored(ctx context.Context, disk, to string) error {
+	if s.pool.freezes() {
+		return s.pool.driver.Freeze(ctx, disk, to)
+	}
+	half, err := s.pool.backupPath(filepath.Base(to) + "-copy")
+	if err == nil {
+		err = s.pool.driver.Freeze(ctx, disk, half)
+	}
+	if err == nil {
+		err = s.pool.driver.Settle(ctx)
+	}
+	if err == nil {
+		err = os.Rename(half, to)
+	}
+	return errors.Join(err, s.pool.driver.Destroy(half))
 }
 
 // DeleteSnapshot removes a snapshot, and its memory image, also half of one; absent is fine.

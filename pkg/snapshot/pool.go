@@ -49,8 +49,58 @@ func (p *Pool) prepare() (err error) {
 			return err
 		}
 	}
+	if err := p.emptyBackup(); err != nil {
+		return err
+	}
 	p.id, err = readOrMakeID(p.dir)
 	return err
+}
+
+// emptyBackup destroys what a killed backup or restore has left.
+func (p *Pool) emptyBackup() error {
+	dir := filepath.Join(p.dir, pool.BackupDir)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		err = errors.Join(err, p.driver.Destroy(filepath.Join(dir, e.Name())))
+	}
+	return err
+}
+
+// backupPath is a path for a backup or a restore, where nothing is.
+func (p *Pool) backupPath(id string) (string, error) {
+	dir := filepath.Join(p.dir, pool.BackupDir)
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	path := filepath.Join(dir, id)
+	return path, p.driver.Destroy(path)
+}
+
+// freezes reports whether the pool can freeze a disk in a moment.
+func (p *Pool) freezes() bool {
+	return p.driver.Kind() == pool.Btrfs || p.driver.Kind() == pool.BtrfsLoop
+}
+
+// still calls f with the files of a disk or volume: as of one moment if the pool can freeze and has
+// room for that, else as they change meanwhile.
+func (p *Pool) still(ctx context.Context, dir string, f func(dir string) error) error {
+	if !p.freezes() {
+		return f(dir)
+	}
+	moment, err := p.backupPath(filepath.Base(dir))
+	if err == nil {
+		err = p.driver.Freeze(ctx, dir, moment)
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return f(dir)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(moment), p.driver.Destroy(moment))
 }
 
 // readOrMakeID returns the random name of the pool, which it chooses at first use.

@@ -9,6 +9,7 @@
 //	<state>/pool/vol-<id>    ... a named volume, with its files in d
 //	<state>/pool/id          random name of the pool; the store of records keeps it too
 //	<state>/pool/lost+found  disks and snapshots without an owner, for 24 h
+//	<state>/pool/.backup  what a backup is reading, or a restore writing
 //	<run>/<id>/rootfs        disk and layers, mounted
 //	<run>/volumes/<id>/<n>   what a sandbox mounts beside: volumes, directories of the host
 //

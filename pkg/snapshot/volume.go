@@ -174,6 +174,50 @@ func (v *Volumes) copySeed(ctx context.Context, from *os.File, draft string, see
 	return tree.RunCopy(ctx, cmd, seed.Path, draft)
 }
 
+// ReadVolume calls f with a directory that has the files of a volume: on btrfs those of one moment, on
+// other pools those that sandboxes go on to change.
+func (v *Volumes) ReadVolume(ctx context.Context, vol string, f func(dir string) error) error {
+	dir, err := v.pool.volumeDir(vol)
+	if err != nil {
+		return err
+	}
+	return v.pool.still(ctx, dir, func(dir string) error { return f(filepath.Join(dir, volumeFiles)) })
+}
+
+// RestoreVolume makes the volume vol as MakeVolume does, with the files that fill puts into a
+// directory. It fails with fs.ErrExist if the volume is there.
+func (v *Volumes) RestoreVolume(vol string, bytes int64, fill func(dir string) error) error {
+	dir, err := v.pool.volumeDir(vol)
+	if err != nil {
+		return err
+	}
+	if there, err := tree.Exists(filepath.Join(dir, volumeFiles)); err != nil || there {
+		return errors.Join(err, fs.ErrExist)
+	}
+	err = v.pool.driver.Destroy(dir)
+	if err == nil {
+		err = v.pool.driver.Create(dir, bytes)
+	}
+	if err != nil {
+		return err
+	}
+	draft := filepath.Join(dir, volumeDraft)
+	err = os.Mkdir(draft, 0o700)
+	if err == nil {
+		err = fill(draft)
+	}
+	if err == nil {
+		err = tree.WithDir(dir, unix.Syncfs)
+	}
+	if err == nil {
+		err = errors.Join(os.Rename(draft, filepath.Join(dir, volumeFiles)), tree.WithDir(dir, unix.Fsync))
+	}
+	if err != nil {
+		return errors.Join(poolFull(err), v.pool.driver.Destroy(dir))
+	}
+	return nil
+}
+
 // DeleteVolume removes a volume with everything in it, also half of one; absent is
 // fine. The space comes back soon after.
 func (v *Volumes) DeleteVolume(_ context.Context, vol string) error {

@@ -150,6 +150,18 @@ func (w *committer) explain(err error) error {
 		return errs.Wrap(fmt.Errorf("write %s: %w", w.path, err), errs.Unavailable,
 			"no space is left in the state directory of sandboxd: nothing was changed and nothing is lost; free some space there and "+
 				"try again")
+	case errors.Is(err, syscall.EROFS), errors.Is(err, syscall.EIO):
+		return errs.Wrap(fmt.Errorf("write %s: %w", w.path, err), errs.Unavailable,
+			"the disk of the state directory of sandboxd takes no writes (%s): nothing was changed; check the disk, which dmesg tells of, "+
+				"and reboot the host to have it checked and mounted again", cause(err))
 	}
 	return fmt.Errorf("write %s: %w", w.path, err)
+}
+
+// cause is the error of the system call in err, without a path.
+func cause(err error) string {
+	if no, ok := errors.AsType[syscall.Errno](err); ok {
+		return no.Error()
+	}
+	return "I/O error"
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -57,5 +58,50 @@ func TestFullDisk(t *testing.T) {
 		if _, ok, _ := db.Get(ctx, id); !ok {
 			t.Errorf("%s is lost", id)
 		}
+	}
+}
+
+// TestReadOnlyDisk: the disk takes no writes after an error. Each change is refused with the reason and
+// changes nothing, reads go on, the daemon cannot be started, and after a boot all is there.
+func TestReadOnlyDisk(t *testing.T) {
+	hosttest.Root(t)
+	disk := hosttest.NewDisk(t, 64<<20)
+	path := filepath.Join(disk.Dir, "sandboxd.db")
+	db := openTest(t, path, Options{})
+	ctx := t.Context()
+	first := insert(t, db, "dfirst", "lab")
+	disk.Break()
+	for range 3 {
+		r := record.Record{ID: "dsecond"}
+		err := db.Insert(ctx, &r)
+		if e, ok := errors.AsType[*errs.Error](err); !ok || e.Code != errs.Unavailable ||
+			!strings.Contains(e.Text, "takes no writes (read-only file system): nothing was changed") {
+			t.Errorf("insert: %v", err)
+		}
+	}
+	first.State = record.Deleting
+	if err := db.Put(ctx, first); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("put: %v", err)
+	}
+	look := func() {
+		t.Helper()
+		all, err := db.List(ctx)
+		if got, ok, gerr := db.Get(ctx, "lab"); errors.Join(err, gerr) != nil || !ok || len(all) != 1 || got.State == record.Deleting {
+			t.Errorf("%d records, %+v, %v, %v, %v", len(all), got, ok, err, gerr)
+		}
+	}
+	look()
+	if err := db.Close(); err != nil {
+		t.Error(err)
+	}
+	if db, err := Open(path, Options{}); err == nil || !strings.Contains(err.Error(), "read-only file system") {
+		t.Errorf("a start: %v, %v", db, err)
+	}
+	disk.Repair()
+	db = openTest(t, path, Options{})
+	look()
+	insert(t, db, "dsecond", "")
+	if err := db.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -59,7 +59,7 @@ func (db *DB) migrate() error {
 		return err
 	}
 	if v > 0 && v < len(db.steps) {
-		kept := fmt.Sprintf("%s.v%d", db.path, v)
+		kept := KeptName(db.path, v)
 		if err := db.keep(kept); err != nil {
 			return db.explain(fmt.Errorf("copy the state of schema %d to %s before the migration: %w", v, kept, err))
 		}

@@ -100,7 +100,9 @@ func releaseMemory() *record.Memory {
 func releaseMemoryImage() *record.MemoryImage {
 	return &record.MemoryImage{
 		Files: []record.MemoryFile{{Name: "checkpoint.img", Bytes: 1 << 10, Sum: 7}, {Name: "pages.img", Bytes: 1 << 20, Sum: 1<<32 - 1}},
-		Needs: record.MemoryNeeds{Build: strings.Repeat("9a", 32), CPU: "a fast one", Features: []string{"avx", "sse"}},
+		Needs: record.MemoryNeeds{
+			Build: strings.Repeat("9a", 32), Agent: strings.Repeat("9b", 32), CPU: "a fast one", Features: []string{"avx", "sse"},
+		},
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
@@ -152,3 +153,24 @@ func holder(path string) string {
 	}
 	return "pid unknown"
 }
+
+// SchemaOf returns the schema of the file at path, which no daemon may have open. It changes nothing.
+func SchemaOf(path string) (n int, err error) {
+	b, err := open(path, time.Second, true)
+	if err != nil {
+		return 0, err
+	}
+	defer b.Close() //nolint:errcheck // read only
+	err = b.View(func(tx *bbolt.Tx) error {
+		n, err = schema(tx)
+		return err
+	})
+	if err != nil {
+		return 0, damaged(path, err)
+	}
+	return n, nil
+}
+
+// KeptName is the copy of the state file that a release keeps when it brings the state of a schema
+// forward.
+func KeptName(path string, schema int) string { return fmt.Sprintf("%s.v%d", path, schema) }

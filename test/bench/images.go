@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/test/bench/carry"
 )
 
 // The imported image: 1 GB in as many files as a large image has.
@@ -187,4 +188,61 @@ func writeSaved(name, layer string) (err error) {
 		}
 	}
 	return tw.Close()
+}
+
+// bundles measures the installation of a bundle with the images base and python, against a copy
+// of it and unpacking the same files.
+func bundles(ctx context.Context, b *bench) (err error) {
+	dir, err := os.MkdirTemp(inst.StateDir(), "bench-bundle-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	names := []string{image, "python"}
+	for _, name := range names {
+		if err := b.ensureImage(ctx, name); err != nil {
+			return err
+		}
+		if err := export(ctx, b.cl, name, filepath.Join(dir, "images")); err != nil {
+			return err
+		}
+	}
+	load, err := carry.Pack(ctx, dir, b.bin, filepath.Join(b.root, "build/tools/packages"), filepath.Join(inst.RunDir(), "sandboxd.sock"))
+	if err != nil {
+		return err
+	}
+	ours := func() (float64, error) {
+		for _, name := range names {
+			if _, err := b.cl.Images().Remove(ctx, name); err != nil {
+				return 0, err
+			}
+		}
+		if err := syncDir(dir); err != nil {
+			return 0, err
+		}
+		return load.Install(ctx) // with it the images are there again
+	}
+	a, c, err := turns(b.times(7, 1), 1, ours, func() (float64, error) { return load.Unpack(ctx) })
+	if err != nil {
+		return err
+	}
+	b.add(row("bundle_install", "-", "s", a, "cp of it, then zstd, tar and dpkg-deb of the same files, and sync", c, goal{maxRatio: 1.5}))
+	size, err := load.Bytes()
+	if err != nil {
+		return err
+	}
+	b.add(row("bundle_size", "-", "MB", []float64{float64(size) / 1e6}, "", nil, goal{maxP50: 150}))
+	return nil
+}
+
+// export writes the archive of an image into dir.
+func export(ctx context.Context, cl *client.Client, name, dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	f, err := os.Create(filepath.Join(dir, name+".tar"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(cl.Images().Export(ctx, name, f), f.Close())
 }

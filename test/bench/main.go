@@ -182,6 +182,7 @@ var suites = []suite{
 		"sni_connect_added sni_throughput sni_resets", egressRows},
 	{"vault_request_added vault_throughput vault_concurrency", vaultRows},
 	{"import_1GB", imports},
+	{"bundle_install bundle_size", bundles},
 	{"security_start_cost", securityStart},
 	{"security_syscall_cost", securityCalls},
 	{"restart_100", restart},

@@ -60,6 +60,7 @@ type goal struct {
 	maxP50, maxRatio float64
 	minP50, minRatio float64
 	maxOver          float64 // how far P50 may be above the baseline's
+	none             bool    // P50 must be 0
 }
 
 func (g goal) String() string {
@@ -74,6 +75,9 @@ func (g goal) String() string {
 	add("≤ %.3g×", g.maxRatio)
 	add("≥ %.3g×", g.minRatio)
 	add("≤ baseline + %.3g", g.maxOver)
+	if g.none {
+		parts = append(parts, "0")
+	}
 	return strings.Join(parts, ", ")
 }
 
@@ -91,6 +95,9 @@ func (r *Result) verdict() string {
 	add(g.maxRatio, r.Ratio <= g.maxRatio)
 	add(g.minRatio, r.Ratio >= g.minRatio)
 	add(g.maxOver, r.P50 <= r.BaselineP50+g.maxOver)
+	if g.none {
+		checks = append(checks, r.P50 == 0)
+	}
 	switch {
 	case len(checks) == 0:
 		return ""

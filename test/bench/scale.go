@@ -17,10 +17,12 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/test/bench/downtime"
 )
 
 // restart: how long the API is unavailable when the daemon is restarted with 100 running
-// sandboxes, half on each runtime, and whether all of them answer afterwards.
+// sandboxes, half on each runtime, whose output is followed in every other one; whether all of them
+// answer afterwards, and what they lost.
 func restart(ctx context.Context, b *bench) error {
 	each := b.times(50, 5)
 	ids, err := b.crowd(ctx, oci.Runc, each)
@@ -29,23 +31,30 @@ func restart(ctx context.Context, b *bench) error {
 		more, err = b.crowd(ctx, oci.Runsc, each)
 		ids = append(ids, more...)
 	}
+	var crowd *downtime.Crowd
+	if err == nil {
+		crowd, err = downtime.Write(ctx, b.cl, ids, each)
+	}
 	var away, starts, reached []float64
 	for range b.times(5, 1) {
 		if err != nil {
 			break
 		}
-		start := time.Now()
-		if err = b.end(); err != nil {
+		var w *downtime.Watch
+		if w, err = downtime.Ask(ctx, filepath.Join(inst.RunDir(), "sandboxd.sock")); err != nil {
 			break
 		}
+		err = b.end()
 		began := time.Now()
-		if err = b.start(ctx); err != nil {
-			break
+		if err == nil {
+			err = b.start(ctx)
 		}
-		if _, err = b.cl.List(ctx, client.Filter{}); err != nil {
-			break
+		if err == nil {
+			_, err = b.cl.List(ctx, client.Filter{})
 		}
-		away, starts = append(away, ms(time.Since(start))), append(starts, ms(time.Since(began)))
+		starts = append(starts, ms(time.Since(began)))
+		gap, _, _ := w.Longest()
+		away = append(away, ms(gap))
 		n := 0.0
 		for _, id := range ids {
 			if _, execErr := b.exec(ctx, id, "true"); execErr == nil {
@@ -54,12 +63,17 @@ func restart(ctx context.Context, b *bench) error {
 		}
 		reached = append(reached, n)
 	}
+	var lost downtime.Loss
+	if err == nil {
+		lost, err = crowd.End(ctx)
+	}
 	if err := errors.Join(err, b.dropAll(ctx, ids)); err != nil {
 		return err
 	}
 	b.add(row("restart_100", "-", "ms", starts, "", nil, goal{maxP50: 500}))
-	b.add(row("restart_100_away", "-", "ms", away, "", nil, goal{}))
+	b.add(row("restart_100_away", "-", "ms", away, "", nil, goal{maxP50: 1000}))
 	b.add(row("restart_100_reachable", "-", "sandboxes", reached, "", nil, goal{minP50: float64(2 * each)}))
+	b.add(row("restart_100_lost", "-", "bytes", []float64{float64(lost.Bytes + lost.Unread)}, "", nil, goal{none: true}))
 	return nil
 }
 

@@ -109,7 +109,7 @@ same 'kept by the operator' "$(cat $V/0.1.1-dev+v1/libexec/sandboxd/agent/ca-bun
 grep state_dir /etc/sandboxd/config.toml
 same "" "$(grep teardown asked || true)" "what was ended"
 rpm -U p/v3.rpm
-same "0.1.2-dev+v2 0.1.3-dev+v3" "$(ls $V | paste -sd ' ')" "versions: the one before, this one"
+same "0.1.1-dev+v1 0.1.2-dev+v2 0.1.3-dev+v3" "$(ls $V | paste -sd ' ')" "versions: the daemon removes those that nothing needs"
 fails "is already installed" rpm -i p/v3.rpm
 echo 99 >/usr/lib/sandboxd/current/share/sandboxd/schema
 fails "the installed version writes state of schema 99" rpm -U --oldpackage p/v2.rpm

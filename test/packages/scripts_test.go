@@ -61,7 +61,7 @@ used
 a=$V/0.1.1-dev+v1/libexec/sandboxd/agent
 mkdir -p /srv/opensandbox
 echo authority >/srv/pem
-mkfifo /srv/mounted
+mkfifo /srv/mounted /srv/held
 unshare -m sh -c "mount --bind $a /srv/opensandbox && mount --bind /srv/pem /srv/opensandbox/ca-bundle.pem && echo >/srv/mounted; exec sleep 1000" &
 sandbox=$!
 read -r _ </srv/mounted
@@ -72,20 +72,33 @@ same authority "$(cat /proc/$sandbox/root/srv/opensandbox/ca-bundle.pem)" "what 
 same "agent of 0.1.1-dev+v1" "$(cat /proc/$sandbox/root/srv/opensandbox/sandbox-agent)" "its agent"
 cmp /srv/before $V/0.1.1-dev+v1/libexec/sandboxd/sandboxd-runc
 there $V/0.1.2-dev+v2/libexec/sandboxd/agent/ca-bundle.pem
+same versions/0.1.1-dev+v1 "$(readlink /usr/lib/sandboxd/previous)" "where a rollback goes"
 same 'state_dir = "/srv/state" # a disk of its own' "$(cat /etc/sandboxd/config.toml)" "the configuration"
 same "" "$(grep teardown asked || true)" "what was ended"
 dpkg -i p/v3.deb
-same "0.1.1-dev+v1 0.1.2-dev+v2 0.1.3-dev+v3" "$(ls $V | paste -sd ' ')" "versions: one in use, the one before, this one"
+same "0.1.1-dev+v1 0.1.2-dev+v2 0.1.3-dev+v3" "$(ls $V | paste -sd ' ')" "versions: the daemon removes those that nothing needs"
 same authority "$(cat /proc/$sandbox/root/srv/opensandbox/ca-bundle.pem)" "what the sandbox trusts"
 kill $sandbox
 wait $sandbox || true
+rm -r $V/0.1.1-dev+v1 # as the daemon does
 dpkg -i p/v4.deb
-same "0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions, with no sandbox of the first"
+same "0.1.2-dev+v2 0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions"
 same "/etc/sandboxd/config.toml" "$(dpkg --verify sandboxd | sed 's/.* //')" "what dpkg finds changed"
 dpkg -i p/v4.deb
 same "sandboxd version 0.1.4-dev+v4" "$(sandboxd --version)" "the program after a reinstallation"
-same "0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions after a reinstallation"
-gone /usr/lib/sandboxd/kept`,
+same "0.1.2-dev+v2 0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions after a reinstallation"
+gone /usr/lib/sandboxd/kept
+python3 -c 'import fcntl; f = open("/usr/lib/sandboxd/upgrade.lock", "w"); fcntl.lockf(f, fcntl.LOCK_EX); open("/srv/mounted", "w").write("x\n"); input()' <>/srv/held &
+upgrade=$!
+read -r _ </srv/mounted
+fails "sandboxd upgrade is changing the version" dpkg -i p/v3.deb
+kill $upgrade
+wait $upgrade || true
+ln -sfn versions/0.1.3-dev+v3 /usr/lib/sandboxd/current # as sandboxd rollback does
+ln -sfn versions/0.1.4-dev+v4 /usr/lib/sandboxd/previous
+dpkg -i p/v2.deb
+same versions/0.1.3-dev+v3 "$(readlink /usr/lib/sandboxd/previous)" "where a rollback goes: to what ran"
+same "0.1.2-dev+v2 0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions after an installation over a rollback"`,
 
 	"remove and purge": `dpkg -i p/v1.deb
 dpkg -i p/v2.deb
@@ -102,6 +115,28 @@ dpkg -r sandboxd
 dpkg -P sandboxd
 gone /etc/sandboxd /srv/state /etc/systemd/system/multi-user.target.wants/sandboxd.service /var/lib/systemd/deb-systemd-helper-enabled/sandboxd.service.dsh-also
 same not-installed "$(state)" "the package"`,
+
+	"install again after a removal under systemd": `mkdir -p /run/systemd/system
+for p in systemctl deb-systemd-invoke modprobe; do
+  printf '#!/bin/sh\necho "$(basename "$0") $*" >>/srv/systemd\n' >/usr/local/sbin/$p
+  chmod +x /usr/local/sbin/$p
+done
+printf '[ "$2" != is-active ] || exit 3\n' >>/usr/local/sbin/systemctl
+started() { local n; n=$(grep -c '^deb-systemd-invoke start sandboxd.socket sandboxd.service' systemd) || true; same "$1" "$n" "times that the service was started"; }
+dpkg -i p/v1.deb
+started 1
+dpkg -i p/v2.deb
+started 1 # an upgrade; it was stopped
+dpkg -r sandboxd
+echo 'colour = "red"' >>/etc/sandboxd/config.toml # the daemon would reject it
+fails "rejects /etc/sandboxd/config.toml" dpkg -i p/v2.deb
+started 1
+sed -i '/colour/d' /etc/sandboxd/config.toml
+dpkg --configure sandboxd
+started 2
+gone /etc/sandboxd/.removed
+dpkg -i p/v1.deb
+started 2`,
 }
 
 // TestMaintainerScripts: the packages are installed, upgraded, removed and purged by dpkg, in a

@@ -52,10 +52,11 @@ var apart = map[string]map[string][]string{
 	},
 }
 
-// The stories of whole machines (test/vm): those of a push, and all.
+// The stories of whole machines (test/vm): those of a push, and all. STORY@SUITE is one on another
+// Debian than scripts/test-vm.sh takes by itself.
 const (
 	pushStories = "service"
-	allStories  = "service power limits neighbours clock pools packages"
+	allStories  = "service power limits neighbours clock pools packages bundle upgrade deploy bundle@trixie"
 )
 
 // costs are the seconds that long jobs take on a machine with two cores. The longest jobs
@@ -72,6 +73,11 @@ var costs = map[string]int{
 	"test/vm TestStory/power":               440,
 	"test/vm TestStory/clock":               240,
 	"test/vm TestStory/packages":            600,
+	"test/vm TestStory/upgrade":             900,
+	"test/vm TestStory/bundle":              900,
+	"test/vm TestStory/bundle@trixie":       900,
+	"test/vm TestStory/deploy":              1200,
+	"test/year":                             150,
 	"test/e2e TestStories/runsc":            180,
 	"pkg/image":                             370,
 	"pkg/snapshot":                          400,

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/backup"
+	"github.com/sandboxd/sandboxd/internal/backup/contents"
 	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/internal/sealed"
 	"github.com/sandboxd/sandboxd/pkg/store"
@@ -94,6 +96,9 @@ func (k *Keeper) drill(ctx context.Context) (d Drilled, err error) {
 	defer r.Close() //nolint:errcheck // read only
 	m, problems, err := k.Trial.Try(ctx, k.Dir, r, ids)
 	d.State = m.State
+	if err == nil && m.Data != nil {
+		err = contents.Check(ctx, k.Target, m.Data, ids, rand.IntN)
+	}
 	if len(problems) > 0 {
 		err = errors.Join(err, errors.New(strings.Join(problems, "; ")))
 	}

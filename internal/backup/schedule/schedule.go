@@ -1,6 +1,6 @@
 // Package schedule takes backups on a timer, removes old ones, and tries to restore the newest.
 //
-//	Tick ─▶ due? ─▶ take ─▶ encrypt ─▶ put, read back, compare, mark ─▶ remove old ones
+//	Tick ─▶ due? ─▶ [packs of data] ─▶ take ─▶ encrypt ─▶ put, read back, compare, mark ─▶ remove old ones
 //
 // What surprises: nothing is removed before a new backup was read back, and the newest whole
 // backup is never removed. So a target that is gone, full or lies costs no backup; the keeper
@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/backup"
+	"github.com/sandboxd/sandboxd/internal/backup/chunks"
 	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -41,8 +42,13 @@ type Config struct {
 	Recipients backup.Recipients // nil: not encrypted
 	Owner      string            // of the backups (target.Owner)
 	Dir        string            // the daemon's state: copies and Status are there
-	// Take returns a backup of now, at its beginning: a file without a name in Dir.
-	Take  func(context.Context) (*os.File, error)
+	// Take returns a backup of now, at its beginning: a file without a name in Dir. It puts the data
+	// into the session, and returns what of it is in the file; without a session both are nil.
+	Take func(context.Context, *chunks.Session) (*os.File, *backup.Data, error)
+	// Data is where the data goes; nil: backups are of the state alone.
+	Data *chunks.Store
+	// Low is whether the thread that reads and compresses data has a low priority.
+	Low   bool
 	Trial Trial
 	Now   func() time.Time // nil: time.Now
 	Log   *slog.Logger
@@ -56,7 +62,11 @@ const (
 )
 
 // limit bounds one run: a target that hangs must not keep the next one from trying.
-const limit = 2 * time.Hour
+// With data it may take longer; what is sent by then is not sent again.
+const (
+	limit     = 2 * time.Hour
+	dataLimit = 24 * time.Hour
+)
 
 // tick is how often Run looks at the clock. A clock that jumps is noticed at the next look.
 const tick = time.Minute
@@ -109,6 +119,9 @@ func (k *Keeper) Tick(ctx context.Context) {
 	if s := k.Status(); s.Backup.Good.Name != "" && s.Drill.due(k.Trial.Every, k.Now()) {
 		k.Drill(ctx) //nolint:errcheck // likewise
 	}
+	if s := k.Status(); k.Data != nil && s.Backup.Good.Name != "" && s.checkDue(k.Now()) {
+		k.Check(ctx) //nolint:errcheck // likewise
+	}
 }
 
 // Status is how the last runs went.
@@ -147,13 +160,17 @@ func (k *Keeper) Backup(ctx context.Context) (b target.Backup, err error) {
 	}
 	defer func() { <-k.turn }()
 	began := k.Now()
-	bounded, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s has not taken it within %s", k.Target, limit))
+	bound := limit
+	if k.Data != nil {
+		bound = dataLimit
+	}
+	bounded, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%s has not taken it within %s", k.Target, bound))
 	defer cancel()
-	b, err = k.backup(bounded)
+	b, data, err := k.backup(bounded)
 	if err != nil && ctx.Err() != nil { // the daemon ends: it is nobody's fault
 		return b, err
 	}
-	run := Run{Time: began, Name: b.Name, Bytes: b.Bytes}
+	run := Run{Time: began, Name: b.Name, Bytes: b.Bytes, Data: data}
 	if err != nil {
 		run.Error = err.Error()
 	}
@@ -169,28 +186,28 @@ func (k *Keeper) Backup(ctx context.Context) (b target.Backup, err error) {
 	}
 	k.Log.Info("backup", "name", b.Name, "target", k.Target.String(), "bytes", b.Bytes, "encrypted", b.Encrypted,
 		"dur", k.Now().Sub(began).Round(time.Millisecond))
-	k.Tell(Done, fmt.Sprintf("%s, %d bytes", b.Name, b.Bytes))
+	k.Tell(Done, fmt.Sprintf("%s, %d bytes", b.Name, b.Bytes)+data.text())
 	return b, nil
 }
 
-func (k *Keeper) backup(ctx context.Context) (b target.Backup, err error) {
+func (k *Keeper) backup(ctx context.Context) (b target.Backup, data *DataRun, err error) {
 	all, err := k.own(ctx) // first: a target that is gone costs no copy of the state
 	if err != nil {
-		return b, err
+		return b, nil, err
 	}
 	good := k.Status().Backup.Good
 	if good.Name != "" && !slices.ContainsFunc(all, func(b target.Backup) bool { return b.Name == good.Name && b.Whole }) {
 		k.Log.Warn("the last backup is not on the target any more: somebody has removed it, or another disk is mounted there",
 			"name", good.Name, "target", k.Target.String())
 	}
-	f, err := k.take(ctx)
+	f, packs, data, err := k.take(ctx)
 	if err != nil {
-		return b, err
+		return b, nil, err
 	}
 	defer f.Close() //nolint:errcheck // it is on the target by then, or not
 	fi, err := f.Stat()
 	if err != nil {
-		return b, err
+		return b, nil, err
 	}
 	number := 1
 	if n := len(all); n > 0 {
@@ -201,17 +218,22 @@ func (k *Keeper) backup(ctx context.Context) (b target.Backup, err error) {
 		Name: target.Name(k.Owner, number, now, k.Recipients != nil), Owner: k.Owner, Number: number, Taken: now,
 		Encrypted: k.Recipients != nil, Bytes: fi.Size(), Whole: true,
 	}
-	if _, err := target.Save(ctx, k.Target, b.Name, f, b.Bytes); err != nil {
-		return b, err
+	if _, err := target.Save(ctx, k.Target, b.Name, f, b.Bytes, packs); err != nil {
+		return b, nil, err
 	}
-	for _, old := range Plan(append(all, b), k.Keep, now) {
+	all = append(all, b)
+	for _, old := range Plan(all, k.Keep, now) {
 		if err := target.Drop(ctx, k.Target, old.Name); err != nil {
 			k.Log.Warn("an old backup is not removed; the next run tries again", "name", old.Name, "err", err)
 			continue
 		}
+		all = slices.DeleteFunc(all, func(b target.Backup) bool { return b.Name == old.Name })
 		k.Log.Info("backup removed", "name", old.Name, "whole", old.Whole)
 	}
-	return b, nil
+	if err := k.prune(ctx, all); err != nil {
+		k.Log.Warn("packs that no backup needs are not removed; the next run tries again", "err", err)
+	}
+	return b, data, nil
 }
 
 // own lists this owner's backups, the oldest first.
@@ -220,12 +242,21 @@ func (k *Keeper) own(ctx context.Context) ([]target.Backup, error) {
 	return slices.DeleteFunc(all, func(b target.Backup) bool { return b.Owner != k.Owner }), err
 }
 
-// take makes the file that the target gets.
-func (k *Keeper) take(ctx context.Context) (*os.File, error) {
-	f, err := k.Take(ctx)
-	if err != nil || k.Recipients == nil {
-		return f, err
+// take sends the data, and makes the file that the target gets.
+func (k *Keeper) take(ctx context.Context) (f *os.File, packs []string, data *DataRun, err error) {
+	if k.Data == nil {
+		f, _, err = k.Take(ctx, nil)
+	} else {
+		f, packs, data, err = k.takeData(ctx)
 	}
+	if err == nil && k.Recipients != nil {
+		f, err = k.encrypt(f)
+	}
+	return f, packs, data, err
+}
+
+// encrypt encrypts a file for the recipients, and closes it.
+func (k *Keeper) encrypt(f *os.File) (*os.File, error) {
 	defer f.Close() //nolint:errcheck // read only
 	out, err := os.OpenFile(k.Dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
 	if err != nil {

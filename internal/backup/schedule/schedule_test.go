@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/backup"
+	"github.com/sandboxd/sandboxd/internal/backup/chunks"
 	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/internal/backup/target/targettest"
 	"github.com/sandboxd/sandboxd/internal/sealed"
@@ -41,6 +42,7 @@ type host struct {
 	clock time.Time
 	told  []string
 	taken int
+	files string // a directory with data; empty: there is none
 }
 
 func newHost(t *testing.T, c Config) *host {
@@ -73,32 +75,43 @@ func newHost(t *testing.T, c Config) *host {
 	if c.Trial.Key == nil {
 		c.Trial.Key = func() (*sealed.Key, error) { return nil, fs.ErrNotExist }
 	}
+	if c.Data != nil {
+		c.Data.Target, c.Data.Owner, c.Data.Log = c.Target, c.Owner, c.Log
+		c.Data.Journal = filepath.Join(c.Dir, "journal")
+		h.files = t.TempDir()
+	}
 	h.Keeper = New(c)
 	return h
 }
 
 // take is a backup of the store, as the daemon makes it.
-func (h *host) take(context.Context) (*os.File, error) {
+func (h *host) take(ctx context.Context, s *chunks.Session) (_ *os.File, d *backup.Data, err error) {
 	h.taken++
 	state, err := os.CreateTemp(h.t.TempDir(), "")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer state.Close()
 	if _, err := h.db.Backup(state); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if _, err := state.Seek(0, io.SeekStart); err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if s != nil {
+		if d, err = h.takeData(ctx, s); err != nil {
+			return nil, nil, err
+		}
 	}
 	out, err := os.OpenFile(h.Dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
 	if err == nil {
-		err = backup.Write(out, backup.Manifest{Taken: h.clock, Instance: h.Trial.Here.Instance, AddressPool: here.AddressPool}, state)
+		m := backup.Manifest{Taken: h.clock, Instance: h.Trial.Here.Instance, AddressPool: here.AddressPool, Data: d}
+		err = backup.Write(out, m, state)
 	}
 	if err == nil {
 		_, err = out.Seek(0, io.SeekStart)
 	}
-	return out, err
+	return out, d, err
 }
 
 // step lets time pass, with a look at the clock every so often.

@@ -17,6 +17,9 @@ import (
 type Status struct {
 	Backup History `json:"backup"`
 	Drill  History `json:"drill"`
+	// Check compares packs with their names; the last that was is After.
+	Check History `json:"check,omitzero"`
+	After string  `json:"checkedUpTo,omitempty"`
 }
 
 // History is how a task has gone. Its zero value is that of one that never ran.
@@ -33,6 +36,8 @@ type Run struct {
 	Name  string    `json:"name,omitempty"`
 	Bytes int64     `json:"bytes,omitempty"`
 	Error string    `json:"error,omitempty"` // empty: it succeeded
+
+	Data *DataRun `json:"data,omitempty"` // of a backup with data
 }
 
 func (h *History) note(r Run) {

@@ -41,8 +41,10 @@ func (d directory) open() (*os.Root, error) {
 // part is what a file is called until all of it is on disk. It is one name for each owner, so a
 // host that loses its power leaves one such file at most, and the next Put replaces it.
 func part(name string) string {
-	if b, ok := ParseName(strings.TrimSuffix(name, Suffix)); ok {
+	if b, ok := ParseName(strings.TrimSuffix(strings.TrimSuffix(name, Suffix), ListSuffix)); ok {
 		name = "sandboxd-" + b.Owner
+	} else if p, ok := ParsePack(name); ok {
+		name = "sandboxd-" + p.Owner
 	}
 	return "." + name + ".part"
 }

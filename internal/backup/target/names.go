@@ -37,6 +37,7 @@ const (
 
 var (
 	nameForm = regexp.MustCompile(`^sandboxd-([a-z]-[a-z0-9.-]+)-(\d{6,9})-(\d{8}T\d{6}Z)\.tar\.gz(\.age)?$`)
+	packForm = regexp.MustCompile(`^sandboxd-([a-z]-[a-z0-9.-]+)-pack-([0-9a-f]{64})(\.age)?$`)
 	notHost  = regexp.MustCompile(`[^a-z0-9.]+`)
 )
 
@@ -69,8 +70,34 @@ func ParseName(name string) (b Backup, ok bool) {
 	return Backup{Name: name, Owner: m[1], Number: number, Taken: taken, Encrypted: m[4] != ""}, true
 }
 
+// A Pack is a file with data of backups. Its name is
+//
+//	sandboxd-<instance>-<host>-pack-<sha256 of the file>[.age]
+type Pack struct {
+	Owner, Sum string
+	Encrypted  bool
+}
+
+// PackName returns the name of a pack.
+func PackName(owner, sum string, encrypted bool) string {
+	name := fmt.Sprintf("sandboxd-%s-pack-%s", owner, sum)
+	if encrypted {
+		name += sealedEnd
+	}
+	return name
+}
+
+// ParsePack reads the name of a pack; false: it is none.
+func ParsePack(name string) (p Pack, ok bool) {
+	m := packForm.FindStringSubmatch(name)
+	if m == nil {
+		return p, false
+	}
+	return Pack{m[1], m[2], m[3] != ""}, true
+}
+
 // Backups lists the backups of a target, those of each owner from the oldest to the newest.
-// It leaves out all other files. One of which only the mark is left has -1 bytes.
+// It leaves out all other files. One of which only the mark or the list is left has -1 bytes.
 func Backups(ctx context.Context, t Target) ([]Backup, error) {
 	files, err := t.List(ctx)
 	if err != nil {
@@ -79,19 +106,18 @@ func Backups(ctx context.Context, t Target) ([]Backup, error) {
 	all := map[string]Backup{}
 	for _, f := range files {
 		name, mark := strings.CutSuffix(f.Name, Suffix)
+		name, list := strings.CutSuffix(name, ListSuffix)
 		b, ok := ParseName(name)
-		if !ok {
+		if !ok || mark && list {
 			continue
 		}
 		was, known := all[name]
-		switch {
-		case mark:
-			b.Whole, b.Bytes = true, -1
+		b.Whole, b.Bytes = was.Whole || mark, f.Bytes
+		if mark || list {
+			b.Bytes = -1
 			if known {
 				b.Bytes = was.Bytes
 			}
-		default:
-			b.Whole, b.Bytes = was.Whole, f.Bytes
 		}
 		all[name] = b
 	}

@@ -3,6 +3,8 @@
 //
 //	Save: put NAME ─▶ read it back, compare ─▶ put NAME.sha256, read that back
 //
+// A backup with data has a list of its packs, NAME.packs, which is put before it.
+//
 // What surprises: NAME.sha256 is the mark of a whole backup. It is written after what the
 // target has stored was read back and compared. A backup without it was cut short, or its
 // target has lied.
@@ -18,6 +20,8 @@ import (
 	"io/fs"
 	"path/filepath"
 	"strings"
+
+	"github.com/sandboxd/sandboxd/internal/failpoint"
 )
 
 // An Object is a file that a target has.
@@ -74,25 +78,44 @@ var ErrLied = errors.New("it has stored something else than it was sent")
 // reads.
 const Suffix = ".sha256"
 
+// ListSuffix ends the name of the file that lists the packs of a backup, a name a line. A backup of
+// the state alone has none.
+const ListSuffix = ".packs"
+
 // Save stores r under name, reads it back, and marks it as whole. It returns the checksum, in
-// hex. After an error there is nothing under that name, if the target can still be reached.
-func Save(ctx context.Context, t Target, name string, r io.ReadSeeker, bytes int64) (sum string, err error) {
+// hex. packs are those that it needs; nil if it is of the state alone. After an error there is
+// nothing under that name, if the target can still be reached.
+func Save(ctx context.Context, t Target, name string, r io.ReadSeeker, bytes int64, packs []string) (sum string, err error) {
 	defer func() {
 		if err != nil {
 			// A target that is gone keeps what it has; it has no mark.
 			err = errors.Join(err, Drop(context.WithoutCancel(ctx), t, name))
 		}
 	}()
-	if sum, err = put(ctx, t, name, r, bytes); err != nil {
+	text := ""
+	if packs != nil {
+		list := strings.NewReader(strings.Join(packs, "\n") + "\n")
+		if sum, err = Store(ctx, t, name+ListSuffix, list, list.Size()); err != nil {
+			return "", err
+		}
+		text = sum + "  " + name + ListSuffix + "\n"
+		if err := failpoint.Pass("backup:listed"); err != nil {
+			return "", err
+		}
+	}
+	if sum, err = Store(ctx, t, name, r, bytes); err != nil {
 		return "", err
 	}
-	mark := strings.NewReader(sum + "  " + name + "\n")
-	_, err = put(ctx, t, name+Suffix, mark, mark.Size())
+	if err := failpoint.Pass("backup:stored"); err != nil {
+		return "", err
+	}
+	mark := strings.NewReader(sum + "  " + name + "\n" + text)
+	_, err = Store(ctx, t, name+Suffix, mark, mark.Size())
 	return sum, err
 }
 
-// put stores r under name, and compares what the target then has.
-func put(ctx context.Context, t Target, name string, r io.ReadSeeker, bytes int64) (sum string, err error) {
+// Store stores r under name, and compares what the target then has. It returns the checksum, in hex.
+func Store(ctx context.Context, t Target, name string, r io.ReadSeeker, bytes int64) (sum string, err error) {
 	h := sha256.New()
 	n, err := io.Copy(h, r)
 	if err == nil {
@@ -140,20 +163,63 @@ const maxMark = 1 << 10
 // SumOf returns the checksum with which a backup is marked, in hex. It fails with
 // fs.ErrNotExist if the backup is not marked.
 func SumOf(ctx context.Context, t Target, name string) (string, error) {
+	sum, _, err := mark(ctx, t, name)
+	return sum, err
+}
+
+// mark reads the mark of a backup: its checksum, and that of the list of its packs, which is empty if
+// it is of the state alone.
+func mark(ctx context.Context, t Target, name string) (sum, list string, err error) {
 	r, err := t.Get(ctx, name+Suffix)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer r.Close() //nolint:errcheck // read only
 	text, err := io.ReadAll(io.LimitReader(r, maxMark))
 	if err != nil {
-		return "", fmt.Errorf("read %s%s from %s: %w", name, Suffix, t, err)
+		return "", "", fmt.Errorf("read %s%s from %s: %w", name, Suffix, t, err)
 	}
-	sum, of, ok := strings.Cut(strings.TrimSpace(string(text)), "  ")
-	if b, err := hex.DecodeString(sum); err != nil || !ok || of != name || len(b) != sha256.Size {
-		return "", fmt.Errorf("%s%s on %s is not the checksum of that backup", name, Suffix, t)
+	sum, list, ok := parseMark(string(text), name)
+	if !ok {
+		return "", "", fmt.Errorf("%s%s on %s is not the checksum of that backup", name, Suffix, t)
 	}
-	return sum, nil
+	return sum, list, nil
+}
+
+func parseMark(text, name string) (sum, list string, ok bool) {
+	first, second, more := strings.Cut(strings.TrimSpace(text), "\n")
+	line := func(text, of string) (string, bool) {
+		sum, name, ok := strings.Cut(text, "  ")
+		b, err := hex.DecodeString(sum)
+		return sum, ok && err == nil && name == of && len(b) == sha256.Size
+	}
+	if sum, ok = line(first, name); ok && more {
+		list, ok = line(second, name+ListSuffix)
+	}
+	return sum, list, ok
+}
+
+// maxList bounds the list of packs of a backup: a million of them, 16 TB.
+const maxList = 256 << 20
+
+// Packs returns the packs that a whole backup needs; none if it is of the state alone.
+func Packs(ctx context.Context, t Target, name string) ([]string, error) {
+	_, want, err := mark(ctx, t, name)
+	if err != nil || want == "" {
+		return nil, err
+	}
+	r, err := t.Get(ctx, name+ListSuffix)
+	if err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(r, maxList))
+	if err = errors.Join(err, r.Close()); err != nil {
+		return nil, fmt.Errorf("read %s%s from %s: %w", name, ListSuffix, t, err)
+	}
+	if sum := sha256.Sum256(text); hex.EncodeToString(sum[:]) != want {
+		return nil, fmt.Errorf("%s%s on %s: %w", name, ListSuffix, t, ErrLied)
+	}
+	return strings.Fields(string(text)), nil
 }
 
 // Open opens a backup. Reading it to its end fails with ErrLied if it is not what was stored.
@@ -198,5 +264,8 @@ func Drop(ctx context.Context, t Target, name string) error {
 	if err := t.Remove(ctx, name+Suffix); err != nil {
 		return err
 	}
-	return t.Remove(ctx, name)
+	if err := t.Remove(ctx, name); err != nil {
+		return err
+	}
+	return t.Remove(ctx, name+ListSuffix)
 }

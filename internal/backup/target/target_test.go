@@ -77,7 +77,7 @@ func TestTarget(t *testing.T) {
 			}
 			big := bytes.Repeat([]byte("0123456789abcdef"), 20<<16) // 20 MiB, more than one part of S3's
 			for name, content := range map[string][]byte{"big": big, "small": []byte("x"), "empty": nil} {
-				sum, err := target.Save(ctx, to, name, bytes.NewReader(content), int64(len(content)))
+				sum, err := target.Save(ctx, to, name, bytes.NewReader(content), int64(len(content)), nil)
 				if err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}
@@ -103,7 +103,7 @@ func TestTarget(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(ctx)
 			cancel()
-			if _, err := target.Save(ctx, to, "late", bytes.NewReader(big), int64(len(big))); !errors.Is(err, context.Canceled) {
+			if _, err := target.Save(ctx, to, "late", bytes.NewReader(big), int64(len(big)), nil); !errors.Is(err, context.Canceled) {
 				t.Errorf("nobody wants it any more: %v", err)
 			}
 			if got := names(t, to); len(got) != 2 {
@@ -125,7 +125,7 @@ func TestDirectory(t *testing.T) {
 	if err := d.Put(t.Context(), "b", strings.NewReader("three"), 9); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("put less than was said: %v", err)
 	}
-	if _, err := target.Save(t.Context(), d, "c", strings.NewReader("three"), 5); err != nil {
+	if _, err := target.Save(t.Context(), d, "c", strings.NewReader("three"), 5, nil); err != nil {
 		t.Fatal(err)
 	}
 	check := exec.Command("sha256sum", "-c", "c.sha256")
@@ -179,11 +179,11 @@ func TestFullDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := target.Save(t.Context(), d, "first", strings.NewReader("first"), 5); err != nil {
+	if _, err := target.Save(t.Context(), d, "first", strings.NewReader("first"), 5, nil); err != nil {
 		t.Fatal(err)
 	}
 	big := bytes.NewReader(make([]byte, 2<<20))
-	_, err = target.Save(t.Context(), d, "second", big, big.Size())
+	_, err = target.Save(t.Context(), d, "second", big, big.Size(), nil)
 	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), dir+" is full") {
 		t.Errorf("a full disk: %v", err)
 	}
@@ -205,7 +205,7 @@ func TestPart(t *testing.T) {
 		t.Errorf("half a backup counts: %v, %v", all, err)
 	}
 	name := target.Name("a-h", 1, time.Unix(0, 0), false)
-	if _, err := target.Save(t.Context(), d, name, strings.NewReader("x"), 1); err != nil {
+	if _, err := target.Save(t.Context(), d, name, strings.NewReader("x"), 1, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
@@ -217,11 +217,11 @@ func TestPart(t *testing.T) {
 // that nothing of the backup is then there.
 func TestBadStorage(t *testing.T) {
 	s := targettest.S3(t)
-	if _, err := target.Save(t.Context(), s.Target, "kept", strings.NewReader("kept"), 4); err != nil {
+	if _, err := target.Save(t.Context(), s.Target, "kept", strings.NewReader("kept"), 4, nil); err != nil {
 		t.Fatal(err)
 	}
 	save := func() error {
-		_, err := target.Save(t.Context(), s.Target, "new", strings.NewReader("new"), 3)
+		_, err := target.Save(t.Context(), s.Target, "new", strings.NewReader("new"), 3, nil)
 		return err
 	}
 	bad := func(what, want string, err error) {

@@ -32,8 +32,8 @@ start; a note says if that is not all. Events of the type "denied" are never amo
 
 When the daemon is restarted, events waits for it and goes on with what happened
 meanwhile. An event of the type "lost" says that some are missing. Events of the types
-"pressure" (a disk fills) and "expires" (a certificate or a key ends soon) are about the host
-and have no ID.`,
+"pressure" (a disk fills), "expires" (a certificate or a key ends soon) and "pruned" (an old
+version of sandboxd was removed) are about the host and have no ID.`,
 		Example: `  sandboxctl events
   sandboxctl events --since 10m
   sandboxctl events -o json | jq -r 'select(.reason == "oom").id'`,

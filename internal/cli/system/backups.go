@@ -12,6 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 func newSystemBackups(p *command.Program) *cobra.Command {
@@ -132,8 +133,18 @@ func statusText(s wire.BackupStatus) string {
 		}
 		return "every " + (time.Duration(seconds) * time.Second).String()
 	}
-	return fmt.Sprintf("target  %s\nbackup  %s; %s\ndrill   %s; %s", s.Target, every(s.EverySeconds), runText(s.Backup),
+	out := fmt.Sprintf("target  %s\nbackup  %s; %s\ndrill   %s; %s", s.Target, every(s.EverySeconds), runText(s.Backup),
 		every(s.DrillSeconds), runText(s.Drill))
+	if d := s.Data; d != nil {
+		out += fmt.Sprintf("\ndata    %s in %s, of which the last backup sent %s", text.Bytes(d.Bytes),
+			errs.Count(d.Packs, "pack", "packs"), text.Bytes(d.SentBytes))
+		if d.LeftOut > 0 {
+			out += fmt.Sprintf("\n        %s could not be read: see the log of sandboxd", errs.Count(d.LeftOut, "volume or snapshot",
+				"volumes and snapshots"))
+		}
+		out += "\ncheck   packs, all within 30 days; " + runText(d.Check)
+	}
+	return out
 }
 
 // runText is how a task has gone.

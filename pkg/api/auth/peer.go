@@ -47,7 +47,55 @@ type peerKey struct{}
 const maxPerPeer = 512
 
 // A Server is one that each listener of HTTP has, of any kind.
-type Server struct{ *http.Server }
+type Server struct {
+	*http.Server
+	busy *busy
+}
+
+// Drain serves what has come to its end, without new connections, until ctx ends. Call it before
+// Shutdown, which drops requests that net/http is just reading. Idle connections are closed.
+func (s *Server) Drain(ctx context.Context) {
+	s.SetKeepAlivesEnabled(false)
+	select {
+	case <-s.busy.none():
+	case <-ctx.Done():
+	}
+}
+
+// busy knows the connections on which a request is read or answered, or may be at any moment: on a new
+// one the first is expected.
+type busy struct {
+	mu    sync.Mutex
+	conns map[net.Conn]bool // guarded by mu
+	over  chan struct{}     // closed when conns becomes empty; nil: nobody waits for that
+}
+
+func (b *busy) state(c net.Conn, to http.ConnState) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if to == http.StateNew || to == http.StateActive {
+		b.conns[c] = true
+		return
+	}
+	delete(b.conns, c) // a hijacked one is no longer net/http's
+	if len(b.conns) == 0 && b.over != nil {
+		close(b.over)
+		b.over = nil
+	}
+}
+
+// none returns a channel that is closed when no connection is busy.
+func (b *busy) none() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	over := make(chan struct{})
+	if len(b.conns) == 0 {
+		close(over)
+	} else {
+		b.over = over
+	}
+	return over
+}
 
 // Serve is that of http.Server. Its connections are read along: see Peer.Clear.
 func (s *Server) Serve(l net.Listener) error {
@@ -67,13 +115,15 @@ func (l Listener) Server(h http.Handler, errorLog *log.Logger) *Server {
 	if weak.Off(weak.SlowClients) {
 		patience = time.Hour
 	}
-	return &Server{&http.Server{
+	busy := &busy{conns: map[net.Conn]bool{}}
+	return &Server{busy: busy, Server: &http.Server{
 		Handler:           h,
 		Protocols:         &protocols,
 		ReadHeaderTimeout: patience,
 		IdleTimeout:       120 * time.Second,
 		MaxHeaderBytes:    64 << 10,
 		ConnState: func(c net.Conn, to http.ConnState) {
+			busy.state(c, to)
 			if conn := framing.Of(c); conn != nil {
 				conn.State(to)
 			}

@@ -121,6 +121,18 @@ type BackupStatus struct {
 	Backup        BackupRun `json:"backup"`
 	DrillSeconds  int64     `json:"drillSeconds"` // 0: on request only
 	Drill         BackupRun `json:"drill"`
+	// Data is there if backups have volumes, snapshots and layers.
+	Data *BackupData `json:"data,omitempty"`
+}
+
+// BackupData is what the last backup that succeeded has of data. (ours)
+type BackupData struct {
+	Bytes     int64 `json:"bytes"`     // of the files in it
+	SentBytes int64 `json:"sentBytes"` // that the target did not have before
+	Packs     int   `json:"packs"`     // files of the target that it needs
+	LeftOut   int   `json:"leftOut"`   // volumes and snapshots that could not be read; the log names them
+	// Check is the comparison of packs with their checksums, a thirtieth of them each day.
+	Check BackupRun `json:"check"`
 }
 
 // BackupDrill answers POST /system/backups/drill: a backup that was restored, and what is in it.

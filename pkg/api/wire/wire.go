@@ -21,7 +21,8 @@ const (
 // The headers that carry a secret or a name.
 const (
 	HeaderAPIKey        = "OPEN-SANDBOX-API-KEY"
-	HeaderAPIKeyOther   = "X-API-Key" // what Go's E2E tests send through the proxy
+	HeaderTrial         = "Sandboxd-Trial" // who tries a new version, while changes by others wait (ours)
+	HeaderAPIKeyOther   = "X-API-Key"      // what Go's E2E tests send through the proxy
 	HeaderAgentToken    = "X-EXECD-ACCESS-TOKEN"
 	HeaderEgressToken   = "OPENSANDBOX-EGRESS-AUTH"
 	HeaderEndpointToken = "X-Sandboxd-Endpoint-Token" // ours: for every other port

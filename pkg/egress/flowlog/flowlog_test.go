@@ -201,6 +201,25 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestLeave: what a daemon counted until it ended is there for the next one, bytes included, though
+// it waits for no disk.
+func TestLeave(t *testing.T) {
+	dir := t.TempDir()
+	b := openBook(t, dir)
+	fill(b)
+	if err := b.Save(true); err != nil {
+		t.Fatal(err)
+	}
+	b.Sample("a", 7, Traffic{2000, 200, 20, 2})
+	if err := b.Leave(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(b.path("a", liveFile)); err != nil {
+		t.Error("it was synced:", err)
+	}
+	wantReport(t, openBook(t, dir), b.Report("a"))
+}
+
 // TestSaveWritesWhatChanged: bytes alone wait for the next sync, and what did not change
 // is not written.
 func TestSaveWritesWhatChanged(t *testing.T) {
@@ -286,7 +305,7 @@ func TestForget(t *testing.T) {
 			}
 		}
 		late.Count(host(1), true, noon)
-		if _, _, err := b.save(late, true); err != nil { // began before Forget
+		if _, _, err := b.save(late, durably); err != nil { // began before Forget
 			t.Fatal(err)
 		}
 		if ids, err := b.List(); err != nil || len(ids) != 0 {

@@ -56,6 +56,9 @@ func (r *Recorder) End(id string) {
 // Save is Book.Save, with the present counters of the links.
 func (r *Recorder) Save(sync bool) error { return errors.Join(r.sampleAll(), r.Book.Save(sync)) }
 
+// Leave is Book.Leave, with the present counters of the links.
+func (r *Recorder) Leave() error { return errors.Join(r.sampleAll(), r.Book.Leave()) }
+
 // Keep saves the logs until ctx ends.
 func (r *Recorder) Keep(ctx context.Context) {
 	next := time.NewTimer(saveEvery)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // A memory image is what Checkpoint writes and Restore reads: the state of a sentry, a list of
@@ -158,7 +159,8 @@ func (d *Driver) Resume(ctx context.Context, id string) error {
 	return d.call(ctx, id, "containerManager.Resume", struct{}{})
 }
 
-// Restore is Start from the memory image in dir: the guest goes on where Checkpoint found it.
+// Restore is Start from the memory image in dir, which needs n: the guest goes on where Checkpoint found
+// it, on the build of runsc that kept it.
 // The bundle of id may have other paths, another network namespace, cgroup and environment
 // than that of the checkpoint, and must be the same otherwise
 // (gvisor.dev/gvisor/runsc/specutils, RestoreValidateSpec); its root file system must hold what
@@ -168,7 +170,9 @@ func (d *Driver) Resume(ctx context.Context, id string) error {
 //
 // What surprises: a sentry takes the address off the link that it finds in its network
 // namespace, so no second one can start there.
-func (d *Driver) Restore(ctx context.Context, id, dir string, stdin *os.File) (ran bool, err error) {
+func (d *Driver) Restore(
+	ctx context.Context, id, dir string, n record.MemoryNeeds, stdin *os.File,
+) (ran bool, err error) {
 	for _, name := range ImageFiles() {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
@@ -177,7 +181,11 @@ func (d *Driver) Restore(ctx context.Context, id, dir string, stdin *os.File) (r
 			return false, fmt.Errorf("restore %s on runsc: %w", id, err)
 		}
 	}
-	ran, err = d.begin(ctx, "restore", id, stdin, "restore", "--image-path="+dir)
+	binary, err := d.binaryOf(n)
+	if err != nil {
+		return false, fmt.Errorf("restore %s on runsc: %w", id, err)
+	}
+	ran, err = d.begin(ctx, binary, "restore", id, stdin, "restore", "--image-path="+dir)
 	return ran, gone(err)
 }
 

@@ -61,7 +61,7 @@ func TestNeeds(t *testing.T) {
 	write(cpuinfo, "model name\t: Slow 0\nflags\t\t: sse fpu\n")
 	refused("Fast 1", "Slow 0", "lacks: avx;")
 	write(binary, "two")
-	refused("another build", made.Build[:12], read().Build[:12])
+	refused("another build of runsc", made.Build[:12])
 	os.Remove(binary)
 	if err := meets(); err == nil || !strings.Contains(err.Error(), "identify runsc") {
 		t.Error(err)

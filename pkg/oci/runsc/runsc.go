@@ -32,9 +32,12 @@ import (
 
 // Config says which runsc to drive, and where.
 type Config struct {
-	Binary string                 // runsc, absolute
-	Root   string                 // its state; on a tmpfs, as it is useless after a boot
-	Bundle func(id string) string // directory of a sandbox's config.json
+	Binary string // runsc, absolute
+	// Installed lists the directories of other versions that have a runsc and an agent, as that of
+	// Binary: for memory that was kept by them. It may be nil.
+	Installed func() []string
+	Root      string                 // its state; on a tmpfs, as it is useless after a boot
+	Bundle    func(id string) string // directory of a sandbox's config.json
 
 	// StartInCgroup starts cmd in the cgroup leaf of id. All of gVisor's
 	// processes stay there: it runs with --ignore-cgroups.
@@ -82,14 +85,14 @@ func New(c Config) (*Driver, error) {
 // Start does not close it. If ctx ends first, processes may be left in the cgroup of
 // id: kill the cgroup, then call Forget.
 func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
-	_, err := d.begin(ctx, "start", id, stdin, "run")
+	_, err := d.begin(ctx, d.c.Binary, "start", id, stdin, "run")
 	return err
 }
 
-// begin is Start by a command of runsc; what it does is for its errors. ran is whether the guest may
+// begin is Start by a command of binary, which is a runsc; what it does is for its errors. ran is whether the guest may
 // have run, also after an error: not if the command itself says that it failed. One that was killed says
 // nothing: the guest shares its cgroup, and may have had the kernel kill it for want of memory.
-func (d *Driver) begin(ctx context.Context, what, id string, stdin *os.File, command ...string) (ran bool, err error) {
+func (d *Driver) begin(ctx context.Context, binary, what, id string, stdin *os.File, command ...string) (ran bool, err error) {
 	wrong := func(err error) error { return fmt.Errorf("%s %s on runsc: %w", what, id, err) }
 	bundle := d.c.Bundle(id)
 	log := filepath.Join(bundle, "runsc.log")
@@ -97,7 +100,7 @@ func (d *Driver) begin(ctx context.Context, what, id string, stdin *os.File, com
 		return false, wrong(err)
 	}
 	command = append(command[:len(command):len(command)], "--detach", "--bundle="+bundle, id)
-	cmd := exec.CommandContext(ctx, d.c.Binary, d.args(log, command...)...)
+	cmd := exec.CommandContext(ctx, binary, d.args(log, command...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, d.null, d.null
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	if err := d.c.StartInCgroup(id, cmd); err != nil {

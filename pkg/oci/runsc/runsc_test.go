@@ -11,8 +11,15 @@ import (
 
 func open(t testing.TB, h *runtimetest.Host) runtimetest.Runtime {
 	t.Helper()
+	return openBuild(t, h, h.Bin, h.Libexec)
+}
+
+// openBuild opens the driver of the runsc in a directory, beside others that are installed.
+func openBuild(t testing.TB, h *runtimetest.Host, dir string, installed ...string) runtimetest.Runtime {
+	t.Helper()
 	d, err := runsc.New(runsc.Config{
-		Binary: filepath.Join(h.Bin, "runsc"), Root: h.Root, Bundle: h.Bundle, StartInCgroup: h.StartInCgroup, Processes: h.Processes,
+		Binary: filepath.Join(dir, "runsc"), Installed: func() []string { return installed },
+		Root: h.Root, Bundle: h.Bundle, StartInCgroup: h.StartInCgroup, Processes: h.Processes,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -23,5 +30,7 @@ func open(t testing.TB, h *runtimetest.Host) runtimetest.Runtime {
 func TestConformance(t *testing.T) { runtimetest.Run(t, oci.Runsc, open) }
 
 func TestLiveFork(t *testing.T) { runtimetest.LiveFork(t, oci.Runsc, open) }
+
+func TestOtherBuild(t *testing.T) { runtimetest.OtherBuild(t, oci.Runsc, openBuild) }
 
 func BenchmarkStart(b *testing.B) { runtimetest.Bench(b, oci.Runsc, open) }

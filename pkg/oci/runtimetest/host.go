@@ -46,6 +46,8 @@ type Runtime interface {
 type Host struct {
 	Root string // for its state
 	Bin  string // build/bin
+	// Libexec has the agent of the test, as a version of sandboxd has.
+	Libexec string
 
 	runtime string // oci.Runsc or oci.Runc
 	dir     string
@@ -80,8 +82,10 @@ func NewHost(t testing.TB, name string) *Host {
 		}
 	})
 	must(t, os.MkdirAll(filepath.Join(h.dir, "ns"), 0o700))
-	h.agent = t.TempDir()
-	must(t, os.Chmod(h.agent, 0o755))
+	h.Libexec = t.TempDir()
+	h.agent = filepath.Join(h.Libexec, "agent")
+	must(t, os.Mkdir(h.agent, 0o755))
+	must(t, errors.Join(os.Chmod(h.Libexec, 0o755), os.Chmod(h.agent, 0o755)))
 	for _, target := range trust.AgentFiles { // as `make build` does
 		must(t, os.WriteFile(filepath.Join(h.agent, filepath.Base(target)), nil, 0o644))
 	}

@@ -19,7 +19,7 @@ import (
 type Memorizer interface {
 	Runtime
 	Checkpoint(ctx context.Context, id, dir string, still func() error) error
-	Restore(ctx context.Context, id, dir string, stdin *os.File) (ran bool, err error)
+	Restore(ctx context.Context, id, dir string, n record.MemoryNeeds, stdin *os.File) (ran bool, err error)
 	Needs(id string) (record.MemoryNeeds, error)
 	Meets(n record.MemoryNeeds) error
 }
@@ -105,7 +105,7 @@ func LiveFork(t *testing.T, name string, open Open) {
 		var wg sync.WaitGroup
 		errs := make([]error, len(boxes))
 		for i, b := range boxes {
-			wg.Go(func() { errs[i] = b.Restore(t.Context(), image) })
+			wg.Go(func() { errs[i] = b.Restore(t.Context(), image, needs) })
 		}
 		wg.Wait()
 		return errors.Join(errs...)
@@ -115,7 +115,7 @@ func LiveFork(t *testing.T, name string, open Open) {
 	}
 	source.countsOn(t, before)
 	testUnfinished(t, rt, source)
-	testBadImages(t, h, rt, image)
+	testBadImages(t, h, rt, image, needs)
 }
 
 // testUnfinished: a checkpoint that fails, or whose client goes away, leaves the guest running.
@@ -146,21 +146,69 @@ func (b *Box) file(t testing.TB) string {
 }
 
 // Restore is Start from a memory image.
-func (b *Box) Restore(ctx context.Context, image string) error {
+func (b *Box) Restore(ctx context.Context, image string, needs record.MemoryNeeds) error {
 	if err := oci.Write(b.h.Bundle(b.ID), oci.NewSpec(b.h.runtime, b.Config)); err != nil {
 		return err
 	}
-	_, err := b.rt.(Memorizer).Restore(ctx, b.ID, image, b.stdin)
+	_, err := b.rt.(Memorizer).Restore(ctx, b.ID, image, needs, b.stdin)
 	return err
 }
 
 // testBadImages: an image that is not whole starts nothing that answers, and says why.
-func testBadImages(t *testing.T, h *Host, rt Memorizer, image string) {
+func testBadImages(t *testing.T, h *Host, rt Memorizer, image string, needs record.MemoryNeeds) {
 	b := h.NewBox(t, rt)
-	says(t, b.Restore(t.Context(), t.TempDir()), "restore", b.ID, "not whole", "checkpoint.img")
+	says(t, b.Restore(t.Context(), t.TempDir(), needs), "restore", b.ID, "not whole", "checkpoint.img")
 	short := t.TempDir()
 	must(t, os.CopyFS(short, os.DirFS(image)))
 	must(t, os.Truncate(filepath.Join(short, "checkpoint.img"), 1000))
-	says(t, b.Restore(t.Context(), short), "restore", b.ID)
+	says(t, b.Restore(t.Context(), short, needs), "restore", b.ID)
 	says(t, rt.Checkpoint(t.Context(), b.ID, t.TempDir(), nil), "Checkpoint", b.ID, "no such file")
+}
+
+// OtherBuild keeps memory by one build of a runtime, and goes on with it under the driver of another
+// one, as after an upgrade: on the build that kept it, whose sentry the driver calls.
+func OtherBuild(t *testing.T, name string, open func(t testing.TB, h *Host, dir string, installed ...string) Runtime) {
+	h := NewHost(t, name)
+	newer := t.TempDir()
+	must(t, os.CopyFS(filepath.Join(newer, "agent"), os.DirFS(h.agent)))
+	for file, dir := range map[string]string{name: h.Bin, "agent/sandbox-agent": h.Libexec} { // bytes behind a program change nothing of it
+		b, err := os.ReadFile(filepath.Join(dir, file))
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(newer, file), append(b, '\n'), 0o755))
+	}
+	before, after := open(t, h, h.Bin, h.Libexec).(Memorizer), open(t, h, newer, h.Bin, h.Libexec).(Memorizer)
+	t.Cleanup(func() { must(t, after.Close()) })
+	source := h.NewBox(t, before)
+	must(t, source.Start(t.Context()))
+	at := source.count(t)
+	needs, err := before.Needs(source.ID)
+	must(t, err)
+	must(t, after.Meets(needs))
+	fresh := h.NewBox(t, after)
+	must(t, fresh.Start(t.Context()))
+	is, err := after.Needs(fresh.ID)
+	must(t, err)
+	if is.Build == needs.Build || is.Agent != needs.Agent {
+		t.Fatalf("the builds do not differ as they should: %+v, %+v", is, needs)
+	}
+	for _, kept := range []Memorizer{before, after} { // also an older sentry and a newer driver
+		b, image := h.NewBox(t, after), t.TempDir()
+		must(t, kept.Checkpoint(t.Context(), source.ID, image, func() error {
+			return exec.Command("cp", "-a", source.Config.RootFS+"/.", b.Config.RootFS).Run()
+		}))
+		source.countsOn(t, at)
+		must(t, b.Restore(t.Context(), image, needs))
+		b.countsOn(t, at)
+		is, err := after.Needs(b.ID)
+		must(t, err)
+		if is.Build != needs.Build || is.Agent != needs.Agent {
+			t.Errorf("it goes on on %+v, and needs %+v", is, needs)
+		}
+	}
+	must(t, before.Close())
+	for part, dirs := range map[string][]string{"runsc": {h.Libexec}, "agent": {h.Bin}} {
+		pruned := open(t, h, newer, dirs...).(Memorizer)
+		says(t, pruned.Meets(needs), part, "another build", "files alone")
+		must(t, pruned.Close())
+	}
 }

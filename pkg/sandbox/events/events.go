@@ -39,6 +39,7 @@ const (
 	Deleted = "deleted"   // its processes are dead, or killed and lingering, and its ID is unknown
 	Pressed = "pressure"  // a disk of the host is on another rung, which is the reason (pkg/pressure): it has no ID
 	Expires = "expires"   // a certificate or a key of the host, as its message says: it has no ID
+	Pruned  = "pruned"    // a version of sandboxd, which is the reason, was removed: it has no ID
 	Lost    = "lost"      // events are missing: the reader must read the whole list again
 	// Cursor is no event: its cursor is that of the last one. It is the first that
 	// Bus.Since sends.

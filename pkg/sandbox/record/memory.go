@@ -31,6 +31,8 @@ type MemoryFile struct {
 // MemoryNeeds is what a host must have to restore a memory image.
 type MemoryNeeds struct {
 	Build string `json:"build"` // SHA-256 of the runtime
+	// Agent is the SHA-256 of the agent's program; "": of an older release, which did not say.
+	Agent string `json:"agent,omitempty"`
 	// CPU is the model that it was made on, for people, and Features are the flags of that CPU,
 	// sorted, as /proc/cpuinfo writes them.
 	CPU      string   `json:"cpu"`

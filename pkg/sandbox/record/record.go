@@ -84,7 +84,7 @@ const (
 	Killed       Reason = "killed"        // its entrypoint or init was killed by a signal
 	Timeout      Reason = "timeout"       // it did not start in time
 	Expired      Reason = "expired"       // its timeout passed
-	OOM          Reason = "oom"           // it went over its memory limit
+	OOM          Reason = "oom"           // it went over its memory limit, or the host had no memory left
 	DiskFull     Reason = "disk_full"     // its entrypoint failed while its disk was full
 	PidsLimit    Reason = "pids_limit"    // its entrypoint failed after it was refused processes
 	HostReboot   Reason = "host_reboot"   // the host went down under it

@@ -16,6 +16,7 @@ import (
 const (
 	LostDir   = "lost+found" // disks and snapshots without an owner, see StrayName
 	TrashDir  = ".trash"     // what is being destroyed
+	BackupDir = ".backup"    // volumes of one moment, for a backup; what a restore has not finished
 	MemoryDir = "memory"     // the memory images of snapshots and of sandboxes that hibernate
 	IDFile    = "id"         // the random name of the pool
 )

@@ -69,6 +69,14 @@ clashes() {
 	done
 }
 
+# upgrading refuses while "sandboxd upgrade" tries a version: it holds a lock of fcntl(2).
+upgrading() {
+	lock=$(stat -c %i $root/upgrade.lock 2>/dev/null) || return 0
+	if grep -qs ":$lock " /proc/locks; then
+		fail "sandboxd upgrade is changing the version; wait until it ends. Nothing was installed."
+	fi
+}
+
 # downgrade refuses a version that cannot read the state that the installed one has written.
 downgrade() {
 	have=$(cat $root/current/share/sandboxd/schema 2>/dev/null || echo 0)
@@ -80,47 +88,30 @@ downgrade() {
 		"run touch /etc/sandboxd/downgrade, and install again. What was done since that copy is lost. Nothing was installed."
 }
 
-# keep_version links the files of the installed version aside. The package manager removes them
-# before the daemon of that version ends, and files of it are mounted in sandboxes that run.
-keep_version() {
-	old=$(readlink $root/current) || return 0
-	old=${old##*/}
-	[ "$old" != "$version" ] && [ -d "$root/versions/$old" ] || return 0
-	rm -rf $root/kept
+# keep_versions links the files of other versions aside. The package manager removes those of the
+# package before while its daemon runs, and while files of it are mounted in sandboxes; and
+# "sandboxd rollback" goes back to them.
+keep_versions() {
+	restore_versions # what an interrupted installation has kept
 	mkdir -p $root/kept
-	cp -al "$root/versions/$old" $root/kept/ || say "version $old cannot be kept beside $version"
+	for dir in "$root"/versions/*; do
+		if [ -d "$dir" ] && [ "${dir##*/}" != "$version" ]; then
+			cp -al "$dir" $root/kept/ || say "version ${dir##*/} cannot be kept beside $version"
+		fi
+	done
+	old=$(readlink $root/current) || return 0
+	[ "${old##*/}" = "$version" ] || echo "${old##*/}" >$root/kept/current
 }
 
-# restore_version puts back what keep_version has linked aside, into the same directories.
-restore_version() {
-	previous=''
+# restore_versions puts back what keep_versions has linked aside, into the same directories.
+restore_versions() {
 	for dir in "$root"/kept/*; do
 		[ -d "$dir" ] || continue
-		previous=${dir##*/}
 		mkdir -p $root/versions
-		[ "$previous" = "$version" ] || cp -aln "$dir" $root/versions/ || true # cp of coreutils 9.2 fails if it skips a file
+		[ "${dir##*/}" = "$version" ] || cp -aln "$dir" $root/versions/ || true # cp of coreutils 9.2 fails if it skips a file
 	done
+	if [ -s $root/kept/current ]; then ln -sfn "versions/$(cat $root/kept/current)" $root/previous; fi
 	rm -rf $root/kept
-}
-
-# used VERSION: a process runs a program of it, or has a directory of it mounted.
-used() {
-	grep -qsF "/sandboxd/versions/$1/" /proc/[0-9]*/mountinfo && return 0
-	for exe in /proc/[0-9]*/exe; do
-		case $(readlink "$exe" 2>/dev/null || true) in $root/versions/"$1"/*) return 0 ;; esac
-	done
-	return 1
-}
-
-# prune removes old versions after an upgrade, except the one before this and those that sandboxes use.
-prune() {
-	[ -n "$previous" ] || return 0
-	for dir in "$root"/versions/*; do
-		[ -d "$dir" ] || continue
-		name=${dir##*/}
-		case $name in "$version" | "$previous") continue ;; esac
-		used "$name" || rm -rf "$dir"
-	done
 }
 
 # prepare makes what the package manager does not: the files on which the authority of a sandbox
@@ -130,7 +121,7 @@ prepare() {
 	for file in mitmproxy-ca-cert.pem ca-bundle.pem; do
 		[ -e "$agent/$file" ] || install -m 644 /dev/null "$agent/$file"
 	done
-	rm -f /etc/sandboxd/downgrade $note
+	rm -f /etc/sandboxd/downgrade
 	if command -v systemd-sysusers >/dev/null; then systemd-sysusers sandboxd.conf || say "the group sandboxd could not be made"; fi
 	booted || return 0
 	systemd-tmpfiles --create sandboxd.conf || say "/run/sandboxd could not be made"
@@ -143,6 +134,13 @@ prepare() {
 check_config() {
 	$root/current/bin/sandboxd config check $config >&2 ||
 		fail "$version rejects $config, so the daemon was not restarted; mend the file and run: $1"
+}
+
+# runs_already: the daemon that runs is of this version. "sandboxd upgrade" installs the package after
+# it has changed to the version and found it good.
+runs_already() {
+	pid=$(systemctl show --property MainPID --value sandboxd.service) || return 1
+	case $(readlink "/proc/$pid/exe" || true) in $root/versions/"$version"/*) ;; *) return 1 ;; esac
 }
 
 # end_sandboxes ends what lives, as only the daemon's program can, and notes for a purge which
@@ -160,7 +158,7 @@ end_sandboxes() {
 
 # remove_versions removes what this package's scripts have made below /usr/lib.
 remove_versions() {
-	rm -rf $root/versions $root/kept $root/current
+	rm -rf $root/versions $root/kept $root/current $root/previous $root/undo $root/upgrade.json $root/upgrade.lock
 	rmdir $root 2>/dev/null || true
 	rm -f /etc/sysctl.d/60-sandboxd.conf # sandboxd doctor --fix wrote it
 }

@@ -1,13 +1,15 @@
 # shellcheck shell=sh disable=SC2154 # common.sh stands above
-restore_version
+restore_versions
 case $1 in
 configure | abort-remove | abort-deconfigure | abort-upgrade) ;;
 *) exit 0 ;;
 esac
 if [ "$1" = abort-upgrade ]; then exit 0; fi
+# dpkg also names the version before if the package was removed. Then this is no upgrade: nothing runs.
+if [ "$1" = configure ] && [ -e "$note" ]; then set -- configure; fi
 prepare
-prune
 check_config "dpkg --configure sandboxd"
+rm -f "$note"
 for unit in sandboxd.socket sandboxd.service; do
 	deb-systemd-helper unmask $unit >/dev/null || true
 	if deb-systemd-helper --quiet was-enabled $unit; then
@@ -22,7 +24,7 @@ failed="sandboxd is installed, and does not run; see: systemctl status sandboxd,
 if [ "$1" = configure ] && [ -n "${2:-}" ]; then
 	# An upgrade. The socket stays, and sandboxes with their commands go on. A service that the
 	# operator has stopped stays stopped.
-	if systemctl --quiet is-active sandboxd.service; then
+	if systemctl --quiet is-active sandboxd.service && ! runs_already; then
 		deb-systemd-invoke restart sandboxd.service >/dev/null || say "$failed"
 	fi
 	exit 0

@@ -5,7 +5,8 @@ install)
 	downgrade
 	;;
 upgrade)
+	upgrading
 	downgrade
-	keep_version
+	keep_versions
 	;;
 esac

@@ -8,4 +8,4 @@ if [ "$1" -eq 1 ]; then
 	exit 0
 fi
 check_config "systemctl restart sandboxd.service"
-systemctl try-restart sandboxd.service >/dev/null || say "sandboxd does not run; see: journalctl -u sandboxd, sandboxd doctor"
+runs_already || systemctl try-restart sandboxd.service >/dev/null || say "sandboxd does not run; see: journalctl -u sandboxd, sandboxd doctor"

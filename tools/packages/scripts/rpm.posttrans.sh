@@ -1,3 +1,2 @@
 # shellcheck shell=sh disable=SC2154 # common.sh stands above
-restore_version
-prune
+restore_versions

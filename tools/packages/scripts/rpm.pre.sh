@@ -1,4 +1,5 @@
 # shellcheck shell=sh disable=SC2154 # common.sh stands above
 if [ "$1" -eq 1 ]; then clashes; fi
+upgrading
 downgrade
-keep_version
+keep_versions

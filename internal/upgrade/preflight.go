@@ -1,0 +1,95 @@
+package upgrade
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/doctor"
+)
+
+// preflight lets the new version read the configuration, look at the host, and bring a copy of the
+// state forward. It changes nothing.
+func (c *Change) preflight(ctx context.Context, from string) error {
+	program := c.Root.Program(c.To, "sandboxd")
+	if err := tell(ctx, nil, program, c.args("config", "check")...); err != nil {
+		return fmt.Errorf("its configuration: %w", err)
+	}
+	if cfg, err := config.Load(c.Config); err == nil && cfg.OwnPrograms {
+		return fmt.Errorf("%s sets libexec_dir = %q, so runtimes and agent would not be of that version: remove libexec_dir", c.Config,
+			cfg.LibexecDir)
+	}
+	if err := c.examine(ctx, from); err != nil {
+		return err
+	}
+	state, backup := io.Pipe()
+	go func() { backup.CloseWithError(c.Client.System().Backup(ctx, backup)) }()
+	err := tell(ctx, state, program, c.args("restore", "--check", "-")...)
+	state.CloseWithError(errors.New("nobody reads it")) //nolint:errcheck // never fails
+	if err != nil {
+		return fmt.Errorf("a copy of the state: %w", err)
+	}
+	return nil
+}
+
+func (c *Change) args(words ...string) []string {
+	if c.Config != "" {
+		words = append(words, "--config", c.Config)
+	}
+	return words
+}
+
+// examine compares what the doctors of both versions find: what the host lacked before is no reason
+// to stay with an old version.
+func (c *Change) examine(ctx context.Context, from string) error {
+	failed := map[string]bool{}
+	old, err := c.findings(ctx, from)
+	if err != nil {
+		return err
+	}
+	for _, f := range old {
+		failed[f.Check] = f.Status == doctor.Fail
+	}
+	found, err := c.findings(ctx, c.To)
+	if err != nil {
+		return err
+	}
+	var all []error
+	for _, f := range found {
+		if f.Status == doctor.Fail && !failed[f.Check] {
+			all = append(all, fmt.Errorf("%s: %s; fix: %s", f.Check, f.Detail, f.Mend))
+		}
+	}
+	if all != nil {
+		return fmt.Errorf("what it needs of this host and %s does not: %w", from, errors.Join(all...))
+	}
+	return nil
+}
+
+func (c *Change) findings(ctx context.Context, version string) (found []doctor.Finding, err error) {
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, c.Root.Program(version, "sandboxd"), c.args("doctor", "--output", "json")...)
+	cmd.Stderr = &said
+	out, ran := cmd.Output() // its exit status is 1 when a check failed
+	if err := json.Unmarshal(out, &found); err != nil {
+		return nil, fmt.Errorf("sandboxd doctor of %s: %w: %s", version, errors.Join(ran, err), bytes.TrimSpace(said.Bytes()))
+	}
+	return found, nil
+}
+
+// tell runs a program, and returns what it says when it fails.
+func tell(ctx context.Context, in io.Reader, program string, args ...string) error {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Stdin = in
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(append([]string{"sandboxd"}, args...), " "), err, bytes.TrimSpace(out))
+	}
+	return nil
+}

@@ -1,0 +1,130 @@
+package upgrade
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/durable"
+	"github.com/sandboxd/sandboxd/internal/failpoint"
+	"github.com/sandboxd/sandboxd/internal/versions"
+	"github.com/sandboxd/sandboxd/pkg/store"
+)
+
+// unitNames are the files of a version that a service manager reads.
+var unitNames = []string{"sandboxd.service", "sandboxd.socket"}
+
+// Settle undoes a change that nobody will finish. The caller has the locks of the instance, so no
+// daemon has the state open. It returns the version that is to run; "": this change is none of this
+// root, or is on trial, and whoever calls goes on.
+func Settle(r versions.Root, state string, log *slog.Logger) (run string, err error) {
+	j, err := r.Journal()
+	if err != nil {
+		return "", err
+	}
+	if !j.UnderWay() {
+		return "", r.Point(versions.Undo, "")
+	}
+	if j.Step == versions.Trial {
+		held, err := r.Held()
+		if held || err != nil {
+			return "", err
+		}
+		j.Step, j.Reason = versions.Undoing, "the program that changed the version ended before it was done"
+		if err := failpoint.Pass("settle:journal"); err != nil {
+			return "", err
+		}
+		if err := r.Note(j); err != nil {
+			return "", err
+		}
+	}
+	log.Warn("going back to the version of before", "from", j.To, "to", j.From, "reason", j.Reason)
+	if err := undo(r, j, state); err != nil {
+		return "", fmt.Errorf("go back from sandboxd %s to %s: %w", j.To, j.From, err)
+	}
+	return j.From, nil
+}
+
+// undo does what undoes a change, in an order that may be cut anywhere and begun again.
+func undo(r versions.Root, j *versions.Journal, state string) error {
+	for _, s := range []struct {
+		name string
+		do   func() error
+	}{
+		{"state", func() error { return putBack(state, j) }},
+		{"links", func() error { return turnBack(r, j) }},
+		{"done", func() error {
+			j.Step, j.Ended = versions.Undone, time.Now().UTC()
+			return r.Note(j)
+		}},
+		{"disarm", func() error { return r.Point(versions.Undo, "") }},
+	} {
+		if err := failpoint.Pass("settle:" + s.name); err != nil {
+			return err
+		}
+		if err := s.do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// turnBack lets units and links be of the version of before.
+func turnBack(r versions.Root, j *versions.Journal) error {
+	return errors.Join(putUnits(r, j.From, j.Units), r.Point(versions.Current, j.From), r.Point(versions.Previous, j.Before))
+}
+
+// putBack puts the copy of the state in place that the new version kept when it brought the state
+// forward. The state of the new version stays beside it, as <state>.undone.
+func putBack(state string, j *versions.Journal) error {
+	if j.FromSchema == j.ToSchema {
+		return nil
+	}
+	have, err := store.SchemaOf(state)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && have <= j.FromSchema {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	kept := store.KeptName(state, j.FromSchema)
+	if _, err := os.Stat(kept); err != nil {
+		return fmt.Errorf("put back the state of schema %d: %w; restore a backup with sandboxd restore", j.FromSchema, err)
+	}
+	aside := state + ".undone"
+	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Link(state, aside); err != nil {
+		return fmt.Errorf("keep the state of schema %d: %w", have, err)
+	}
+	return durable.Rename(kept, state)
+}
+
+// putUnits copies the unit files of a version to where the service manager reads them.
+func putUnits(r versions.Root, version, dir string) error {
+	if dir == "" {
+		return nil
+	}
+	for _, name := range unitNames {
+		b, err := os.ReadFile(filepath.Join(r.Dir(version), "systemd", name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("the unit files of %s: %w", version, err)
+		}
+		path := filepath.Join(dir, name)
+		if now, err := os.ReadFile(path); err == nil && string(now) == string(b) {
+			continue // a unit that changes needs systemctl daemon-reload
+		}
+		if err := durable.Write(path, b, 0o644); err != nil {
+			return fmt.Errorf("the unit files of %s: %w", version, err)
+		}
+	}
+	return nil
+}

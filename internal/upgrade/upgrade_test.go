@@ -1,0 +1,378 @@
+package upgrade
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/failpoint"
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/versions"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/store"
+)
+
+// The tests here are about what is on disk when a change or its undoing is cut anywhere. The daemon is
+// a few lines; test/e2e changes the version of the real one.
+
+const (
+	from, to = "1.0.0", "1.1.0"
+	old      = 3 // newest schema that from reads: that of release-2
+)
+
+// site is a directory with two versions and a state.
+type site struct {
+	dir   string
+	root  versions.Root
+	state string
+	units string
+}
+
+func siteIn(dir string) site {
+	return site{dir, versions.Root(filepath.Join(dir, "root")), filepath.Join(dir, "state/sandboxd.db"), filepath.Join(dir, "units")}
+}
+
+// build fills the site: from is current, and 0.9.0 was before.
+func build(t *testing.T, dir string) site {
+	t.Helper()
+	s := siteIn(dir)
+	for version, schema := range map[string]int{"0.9.0": old, from: old, to: store.Schema} {
+		s.put(t, "root/versions/"+version+"/share/sandboxd/schema", fmt.Sprint(schema), 0o644)
+		s.put(t, "root/versions/"+version+"/systemd/sandboxd.service", "unit of "+version, 0o644)
+		s.put(t, "root/versions/"+version+"/systemd/sandboxd.socket", "socket", 0o644)
+		// It takes any configuration and any state, and finds nothing.
+		program := "#!/bin/sh\n[ $1 != doctor ] || echo '[]'\n[ $1 != restore ] || cat >/dev/null\n"
+		s.put(t, "root/versions/"+version+"/bin/sandboxd", program, 0o755)
+	}
+	s.put(t, "units/sandboxd.service", "unit of "+from, 0o644)
+	s.put(t, "units/sandboxd.socket", "socket", 0o644)
+	released, err := os.ReadFile("../../pkg/store/testdata/release-2/sandboxd.db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.put(t, "state/sandboxd.db", string(released), 0o600)
+	if err := errors.Join(s.root.Point(versions.Current, from), s.root.Point(versions.Previous, "0.9.0")); err != nil {
+		t.Fatal(err)
+	}
+	unix.Sync()
+	return s
+}
+
+func (s site) put(t *testing.T, name, text string, mode os.FileMode) {
+	t.Helper()
+	path := filepath.Join(s.dir, name)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// change is the change from from to to, of a daemon of a few lines. It opens the state as each
+// version does when it starts.
+func (s site) change(out io.Writer) (*Change, error) {
+	socket := filepath.Join(os.TempDir(), fmt.Sprintf("upgrade-test-%d", os.Getpid()))
+	os.Remove(socket)
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	running := from
+	answer := func(w http.ResponseWriter, v any) { json.NewEncoder(w).Encode(v) } //nolint:errcheck // the client notices
+	mux := http.NewServeMux()
+	mux.HandleFunc("/v1/version", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]any{"version": running}) })
+	mux.HandleFunc("/v1/health", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]string{"status": "healthy"}) })
+	mux.HandleFunc("/v1/sandboxes", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]any{"items": []any{}}) })
+	mux.HandleFunc("/v1/images", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]any{"items": []any{}}) })
+	mux.HandleFunc("/v1/system/backup", func(http.ResponseWriter, *http.Request) {})
+	go http.Serve(l, mux) //nolint:errcheck // it ends with the process
+	c, err := client.New("unix://"+socket, "")
+	restart := func(context.Context) error {
+		settle := exec.Command(os.Args[0]) // the lock is this process's
+		settle.Env = append(os.Environ(), "UPGRADE_TEST_DIR="+s.dir, "UPGRADE_TEST_DO=settle", failpoint.Env+"=")
+		if out, err := settle.CombinedOutput(); err != nil {
+			return fmt.Errorf("settle: %w: %s", err, out)
+		}
+		version, err := s.root.Named(versions.Current)
+		if err != nil {
+			return err
+		}
+		running = version
+		if version != to {
+			return s.reads(old)
+		}
+		db, err := store.Open(s.state, store.Options{})
+		if err != nil {
+			return err
+		}
+		return db.Close()
+	}
+	return &Change{Root: s.root, To: to, Client: c, Restart: restart, Units: s.units, Limit: time.Minute, Out: out}, err
+}
+
+// reads fails if a version that reads schemas up to n cannot read the state.
+func (s site) reads(n int) error {
+	have, err := store.SchemaOf(s.state)
+	if err == nil && have > n {
+		err = fmt.Errorf("the state has schema %d, and this version reads %d", have, n)
+	}
+	return err
+}
+
+// consistent fails if the site is not wholly of one version, and returns which it is.
+func (s site) consistent() (version string, err error) {
+	version, err = s.root.Named(versions.Current)
+	if err != nil {
+		return "", err
+	}
+	want := map[string]struct {
+		before string
+		schema int
+	}{from: {"0.9.0", old}, to: {from, store.Schema}}[version]
+	before, err := s.root.Named(versions.Previous)
+	if err == nil && before != want.before {
+		err = fmt.Errorf("previous is %q", before)
+	}
+	unit, uerr := os.ReadFile(filepath.Join(s.units, "sandboxd.service"))
+	if uerr == nil && string(unit) != "unit of "+version {
+		uerr = fmt.Errorf("the unit is %q", unit)
+	}
+	armed, aerr := s.root.Named(versions.Undo)
+	j, jerr := s.root.Journal()
+	if armed != "" || j.UnderWay() {
+		jerr = fmt.Errorf("it is under way: %+v, undo is %q", j, armed)
+	}
+	if err := errors.Join(err, uerr, aerr, jerr, s.reads(want.schema)); err != nil {
+		return "", fmt.Errorf("version %s: %w", version, err)
+	}
+	return version, nil
+}
+
+// TestMain is also a process that changes the version, or settles a change, and may be killed there.
+func TestMain(m *testing.M) {
+	dir, do := os.Getenv("UPGRADE_TEST_DIR"), os.Getenv("UPGRADE_TEST_DO")
+	if dir == "" {
+		os.Exit(m.Run())
+	}
+	s := siteIn(dir)
+	var err error
+	if do == "settle" {
+		_, err = Settle(s.root, s.state, slog.New(slog.DiscardHandler))
+	} else {
+		var c *Change
+		if c, err = s.change(os.Stdout); err == nil {
+			err = c.Run(context.Background())
+		}
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// another runs this program as a process that changes the version or settles, and is killed at a point.
+// cut reports whether it was.
+func (s site) another(t *testing.T, do, point string) (out string, cut bool) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "UPGRADE_TEST_DIR="+s.dir, "UPGRADE_TEST_DO="+do, failpoint.Env+"="+point)
+	b, err := cmd.CombinedOutput()
+	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if err != nil && !(ok && status.Signaled()) {
+		return string(b) + err.Error(), false
+	}
+	return string(b), ok && status.Signaled()
+}
+
+func TestChange(t *testing.T) {
+	s := build(t, t.TempDir())
+	out, _ := s.another(t, "change", "")
+	if version, err := s.consistent(); err != nil || version != to {
+		t.Fatalf("%q, %v\n%s", version, err, out)
+	}
+	if out, _ = s.another(t, "change", ""); !strings.Contains(out, "is the current version already") {
+		t.Errorf("once more: %s", out)
+	}
+	if err := os.RemoveAll(s.root.Dir(to)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.root.Point(versions.Current, from); err != nil {
+		t.Fatal(err)
+	}
+	if out, _ = s.another(t, "change", ""); !strings.Contains(out, "sandboxd versions lists those that are") {
+		t.Errorf("to a version that is not there: %s", out)
+	}
+}
+
+// TestFails: whatever step fails, the version of before runs again, and the message says why.
+func TestFails(t *testing.T) {
+	for _, point := range FailpointNames() {
+		step, ok := strings.CutPrefix(point, "upgrade:")
+		if !ok {
+			continue
+		}
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			s := build(t, t.TempDir())
+			out, _ := s.another(t, "change", point+"=error")
+			version, err := s.consistent()
+			if step == "disarm" { // it is done
+				if !strings.Contains(out, "what was left to do failed: failpoint "+point) {
+					t.Errorf("it says %s", out)
+				}
+				if _, err := Settle(s.root, s.state, slog.Default()); err != nil {
+					t.Fatal(err)
+				}
+				if version, err := s.consistent(); err != nil || version != to {
+					t.Errorf("%q, %v", version, err)
+				}
+				return
+			}
+			if err != nil || version != from || !strings.Contains(out, "failpoint "+point) || !strings.Contains(out, from+" runs again") {
+				t.Errorf("%q, %v; it says:\n%s", version, err, out)
+			}
+		})
+	}
+}
+
+// TestTwo: a second change does not begin while the first one is tried.
+func TestTwo(t *testing.T) {
+	s := build(t, t.TempDir())
+	c, err := s.change(io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restart, tried := c.Restart, 0
+	c.Restart = func(ctx context.Context) error {
+		if tried++; tried == 1 {
+			if j, err := s.root.Journal(); err != nil || !j.Holds() {
+				t.Errorf("the journal: %+v, %v", j, err)
+			}
+			if out, _ := s.another(t, "change", ""); !strings.Contains(out, fmt.Sprintf("another program (pid %d)", os.Getpid())) {
+				t.Errorf("a second change: %s", out)
+			}
+		}
+		return restart(ctx)
+	}
+	if err := c.Run(t.Context()); err != nil || tried != 1 {
+		t.Errorf("tried %d times: %v", tried, err)
+	}
+	if version, err := s.consistent(); err != nil || version != to {
+		t.Errorf("%q, %v", version, err)
+	}
+}
+
+// TestPowerCut cuts a change, and its undoing, at each step, by the copy of a disk that holds what has
+// reached it then.
+func TestPowerCut(t *testing.T) {
+	hosttest.Root(t)
+	var upgrades, settles []string
+	for _, point := range FailpointNames() {
+		if strings.HasPrefix(point, "upgrade:") {
+			upgrades = append(upgrades, point)
+		} else {
+			settles = append(settles, point)
+		}
+	}
+	cuts := map[string]int{}
+	for _, point := range upgrades {
+		t.Run(point, func(t *testing.T) {
+			dir := t.TempDir() // the journal has paths, so all are mounted there
+			full := newDisk(t)
+			unmount := full.mount(t, dir)
+			s := build(t, dir)
+			out, cut := s.another(t, "change", point+"=kill")
+			if !cut {
+				t.Fatalf("it was not cut at %s: %s", point, out)
+			}
+			left := full.copy(t)
+			unmount()
+			want := from
+			if point == "upgrade:disarm" {
+				want = to
+			}
+			for _, again := range append(settles, "") {
+				// Each undoing begins with what the cut has left, and is cut itself.
+				first := left.copy(t)
+				unmount := first.mount(t, dir)
+				out, cut := s.another(t, "settle", again+"=kill")
+				if cut {
+					cuts[again]++
+				} else if out != "" {
+					t.Fatalf("settle, cut at %q: %s", again, out)
+				}
+				second := first.copy(t)
+				unmount()
+				unmount = second.mount(t, dir)
+				if out, _ := s.another(t, "settle", ""); out != "" {
+					t.Fatalf("settle after a cut at %q: %s", again, out)
+				}
+				if version, err := s.consistent(); err != nil || version != want {
+					t.Errorf("settled after cuts at %s and %q: %q, %v; want %s", point, again, version, err, want)
+				}
+				unmount()
+			}
+		})
+	}
+	for _, point := range settles {
+		if cuts[point] == 0 {
+			t.Errorf("no undoing was cut at %s", point)
+		}
+	}
+}
+
+// disk is an ext4 in a file.
+type disk struct{ file string }
+
+func newDisk(t *testing.T) disk {
+	t.Helper()
+	d := disk{filepath.Join(t.TempDir(), "disk")}
+	if err := os.WriteFile(d.file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(d.file, 96<<20); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", d.file).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs.ext4: %v: %s", err, out)
+	}
+	return d
+}
+
+func (d disk) mount(t *testing.T, dir string) (unmount func()) {
+	t.Helper()
+	if out, err := exec.Command("mount", "-o", "loop", d.file, dir).CombinedOutput(); err != nil {
+		t.Fatalf("mount: %v: %s", err, out)
+	}
+	unmount = sync.OnceFunc(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount: %v", err)
+		}
+	})
+	t.Cleanup(unmount)
+	return unmount
+}
+
+// copy is the disk as a power cut would leave it now.
+func (d disk) copy(t *testing.T) disk {
+	t.Helper()
+	other := disk{filepath.Join(t.TempDir(), "disk")}
+	if out, err := exec.Command("cp", "--sparse=always", d.file, other.file).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	return other
+}

@@ -1,0 +1,341 @@
+package e2e_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/internal/failpoint"
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/versions"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/store"
+)
+
+// nextVersion is the version after 0.9.0, of a tree that has no tag.
+const nextVersion = "0.9.1-dev+0000000"
+
+// service is a daemon that is started as a service manager does it: as the version that is current,
+// and after the program of the version before had a chance to undo an upgrade.
+type service struct {
+	host
+	t    *testing.T
+	root versions.Root
+	dir  string
+}
+
+// newService installs a version, and starts it with additions to its configuration.
+func newService(t *testing.T, version string, config ...string) *service {
+	t.Helper()
+	hosttest.Root(t)
+	s := &service{t: t, dir: t.TempDir()}
+	s.root = versions.Root(filepath.Join(s.dir, "root"))
+	s.install(version, store.Schema)
+	if err := s.root.Point(versions.Current, version); err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(s.dir, "state") // of its own: other tests cannot read a newer schema
+	s.host = connect(t, daemontest.Prepare(t, daemontest.Options{
+		Root: string(s.root), StateDir: state, PoolSize: "1Gi", Config: config,
+	}))
+	t.Cleanup(func() { // before the teardown
+		if err := s.stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			log, _ := os.ReadFile(s.path("log"))
+			t.Logf("the daemons said:\n%s", log)
+		}
+	})
+	// PID 1 may be slow to reap what has ended.
+	script := `set -eu
+if [ -s pid ] && kill -TERM "$(cat pid)" 2>/dev/null; then
+	while grep -qs '^State:.[^Z]' "/proc/$(cat pid)/status"; do sleep 0.01; done
+fi
+[ ! -x root/undo/bin/sandboxd ] || root/undo/bin/sandboxd settle --config ` + s.Config + ` 2>>log
+root/current/bin/sandboxd serve --detach --pid-file pid --log-file log --config ` + s.Config + "\n"
+	if err := os.WriteFile(s.path("restart"), []byte("cd "+s.dir+"\n"+script), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.restart()
+	daemontest.Image(t, s.Daemon, "base")
+	return s
+}
+
+func (s *service) path(name string) string { return filepath.Join(s.dir, name) }
+
+// install puts a version into the root: the programs of make build, and a daemon that says it is of
+// this version and reads state up to the schema.
+func (s *service) install(version string, schema int) {
+	s.t.Helper()
+	dir := s.root.Dir(version)
+	for _, name := range []string{"runsc", "sandboxd-runc", "agent"} {
+		s.link(daemontest.Bin(name), filepath.Join(dir, "libexec/sandboxd", name))
+	}
+	s.link("../../rootfs", filepath.Join(dir, "share/sandboxd/rootfs"))
+	if err := os.WriteFile(filepath.Join(dir, "share/sandboxd/schema"), []byte(strconv.Itoa(schema)), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+	described := "v" + version + "-0-g0000000"
+	if version == nextVersion {
+		described = "v0.9.0-1-g0000000"
+	}
+	args := []string{
+		"build", "-trimpath", "-o", s.root.Program(version, "sandboxd"),
+		"-ldflags", "-s -w -X github.com/sandboxd/sandboxd/internal/release.described=" + described,
+	}
+	if schema != store.Schema {
+		args = append(args, "-overlay", s.overlay(schema))
+	}
+	build := exec.Command("go", append(args, "./cmd/sandboxd")...)
+	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		s.t.Fatalf("build sandboxd %s: %v\n%s", version, err, out)
+	}
+}
+
+// overlay makes of pkg/store one with a newer schema, which differs in nothing else.
+func (s *service) overlay(schema int) string {
+	s.t.Helper()
+	replace := map[string]string{}
+	for name, change := range map[string][2]string{
+		"store.go": {fmt.Sprintf("const Schema = %d\n", store.Schema), fmt.Sprintf("const Schema = %d\n", schema)},
+		"migrate.go": {
+			"var migrations = []migration{\n",
+			fmt.Sprintf("var migrations = []migration{\n%d: func(*bbolt.Tx) error { return nil },\n", schema-1),
+		},
+	} {
+		path, err := filepath.Abs("../../pkg/store/" + name)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		text := strings.Replace(string(b), change[0], change[1], 1)
+		if text == string(b) {
+			s.t.Fatalf("%s has no %q", path, change[0])
+		}
+		replace[path] = s.path("overlaid-" + name)
+		if err := os.WriteFile(replace[path], []byte(text), 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.WriteFile(s.path("overlay.json"), b, 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	return s.path("overlay.json")
+}
+
+// link makes hard links of a file or of all files below a directory.
+func (s *service) link(from, to string) {
+	s.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		s.t.Fatal(err)
+	}
+	if out, err := exec.Command("cp", "-al", from, to).CombinedOutput(); err != nil {
+		s.t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// broken installs a version whose daemon ends at its start. All else is that of another version.
+func (s *service) broken(version, of string) {
+	s.t.Helper()
+	s.link(s.root.Dir(of), s.root.Dir(version))
+	program := s.root.Program(version, "sandboxd")
+	text := fmt.Sprintf("#!/bin/sh\n[ \"$1\" != serve ] || { echo 'this version is broken' >&2; exit 1; }\nexec %s \"$@\"\n",
+		s.root.Program(of, "sandboxd"))
+	if err := errors.Join(os.Remove(program), os.WriteFile(program, []byte(text), 0o755)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// restart does what "systemctl restart" does.
+func (s *service) restart() {
+	s.t.Helper()
+	if out, err := exec.Command("sh", s.path("restart")).CombinedOutput(); err != nil {
+		s.t.Fatalf("restart: %v: %s", err, out)
+	}
+}
+
+func (s *service) pid() int {
+	b, _ := os.ReadFile(s.path("pid"))
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(b)))
+	return pid
+}
+
+func (s *service) stop() error {
+	pid := s.pid()
+	if pid == 0 {
+		return nil
+	}
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+		return nil // it has ended
+	}
+	return exec.Command("tail", "-s", "0.02", "--pid", strconv.Itoa(pid), "-f", "/dev/null").Run()
+}
+
+// change runs a command of the present version that changes the version, if env does not stop it.
+func (s *service) change(env string, args ...string) (string, error) {
+	s.t.Helper()
+	args = append(args, "--root", string(s.root), "--config", s.Config, "--restart", "sh "+s.path("restart"))
+	cmd := exec.Command(filepath.Join(string(s.root), "current/bin/sandboxd"), args...)
+	cmd.Env = append(os.Environ(), env)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// runs fails if another version than want runs and is current.
+func (s *service) runs(want string) {
+	s.t.Helper()
+	v, err := s.api.Version(s.t.Context())
+	if err != nil || v.Version != want {
+		s.t.Fatalf("version %q runs, %v; want %s", v.Version, err, want)
+	}
+	current, err := s.root.Named(versions.Current)
+	if err != nil || current != want {
+		s.t.Errorf("current is %q, %v; want %s", current, err, want)
+	}
+	if j, err := s.root.Journal(); err != nil || j.UnderWay() {
+		s.t.Errorf("the journal: %+v, %v", j, err)
+	}
+	if armed, err := s.root.Named(versions.Undo); armed != "" || err != nil {
+		s.t.Errorf("the link undo names %q, %v", armed, err)
+	}
+}
+
+// counter is a sandbox with a command that counts until it is told to stop.
+type counter struct{ sandbox, command string }
+
+func (s *service) counters() (all []counter) {
+	s.t.Helper()
+	for _, runtime := range runtimes {
+		sb := s.create(s.t, spec(runtime))
+		p, err := s.api.Start(s.t.Context(), sb.ID, client.Command{Background: true, Argv: []string{
+			"bash", "-c", "for ((i = 1; ; i++)); do echo $i; [ ! -e /dev/shm/stop ] || break; sleep 0.01; done; echo end",
+		}})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		all = append(all, counter{sb.ID, p.ID})
+	}
+	return all
+}
+
+// whole fails if a counter has lost a line.
+func (s *service) whole(c counter) {
+	s.t.Helper()
+	if _, err := s.exec(s.t.Context(), c.sandbox, "touch", "/dev/shm/stop"); err != nil {
+		s.t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := s.api.Commands(c.sandbox).Follow(s.t.Context(), c.command, 0, client.Notices{}, &out); err != nil {
+		s.t.Fatal(err)
+	}
+	lines := strings.Fields(out.String())
+	for i, line := range lines {
+		if want := strconv.Itoa(i + 1); line != want && !(i == len(lines)-1 && line == "end") {
+			s.t.Fatalf("line %d is %q of %d", i+1, line, len(lines))
+		}
+	}
+	if len(lines) < 100 {
+		s.t.Errorf("only %d lines", len(lines))
+	}
+}
+
+// TestChangeVersion tells the story of an installation: a new version, back, versions that are not good,
+// and one with a new schema, while a command runs on each runtime.
+func TestChangeVersion(t *testing.T) {
+	s := newService(t, "0.9.0")
+	s.install(nextVersion, store.Schema)
+	s.install("0.10.0", store.Schema+1)
+	s.broken("0.9.2", nextVersion)
+	counters := s.counters()
+	alive := func() {
+		t.Helper()
+		for _, c := range counters {
+			s.answers(t, c.sandbox)
+		}
+	}
+
+	if out, err := s.change("", "rollback"); err == nil || !strings.Contains(out, "no version ran before") {
+		t.Errorf("a rollback without a version before: %v\n%s", err, out)
+	}
+	out, err := s.change("", "rollback", nextVersion)
+	if err != nil {
+		t.Fatalf("to the next version: %v\n%s", err, out)
+	}
+	for _, want := range []string{
+		"checking " + nextVersion, "changing from 0.9.0 to " + nextVersion, "2 sandboxes answer", "a new sandbox on runc came up",
+		"a new sandbox on runsc came up", "sandboxd " + nextVersion + " runs",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it does not say %q:\n%s", want, out)
+		}
+	}
+	s.runs(nextVersion)
+	alive()
+	if out, err := s.change("", "rollback"); err != nil {
+		t.Fatalf("back: %v\n%s", err, out)
+	}
+	s.runs("0.9.0")
+	alive()
+
+	// A daemon that does not start is undone.
+	out, err = s.change("", "rollback", "0.9.2")
+	if err == nil || !strings.Contains(out, "this version is broken") || !strings.Contains(out, "0.9.0 runs again") {
+		t.Errorf("to a broken version: %v\n%s", err, out)
+	}
+	s.runs("0.9.0")
+	alive()
+
+	// So is one that brought the state forward, and the state with it.
+	out, err = s.change(failpoint.Env+"=upgrade:done=error", "rollback", "0.10.0")
+	if err == nil || !strings.Contains(out, "0.9.0 runs again") {
+		t.Errorf("to a newer schema, and back: %v\n%s", err, out)
+	}
+	s.runs("0.9.0")
+	alive()
+	if _, err := os.Stat(filepath.Join(s.StateDir, "sandboxd.db.undone")); err != nil {
+		t.Errorf("the state of the newer schema was not kept: %v", err)
+	}
+
+	// Whoever changes the version is killed, and then the host loses its power: here, the daemon.
+	for _, point := range []string{"upgrade:current", "upgrade:gate"} {
+		if out, err := s.change(failpoint.Env+"="+point+"=kill", "rollback", "0.10.0"); err == nil {
+			t.Fatalf("killed at %s: it went on\n%s", point, out)
+		}
+		if err := s.stop(); err != nil {
+			t.Fatal(err)
+		}
+		s.restart()
+		s.runs("0.9.0")
+		alive()
+	}
+
+	if out, err := s.change("", "rollback", "0.10.0"); err != nil {
+		t.Fatalf("to 0.10.0: %v\n%s", err, out)
+	}
+	s.runs("0.10.0")
+	alive()
+	if out, err := s.change("", "rollback"); err == nil || !strings.Contains(out, "reads state up to schema") {
+		t.Errorf("to a version that cannot read the state: %v\n%s", err, out)
+	}
+	s.runs("0.10.0")
+	for _, c := range counters {
+		s.whole(c)
+	}
+}

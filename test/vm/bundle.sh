@@ -1,0 +1,181 @@
+# shellcheck shell=bash disable=SC2016 # single quotes: the guest's shell expands these
+# A person carries a bundle to a bare Debian that has no network. What is no bundle for this host is
+# refused, and nothing is written. The disk is full in the middle, and the power is cut at four steps:
+# each time the same command is given again, and goes on.
+# needs: minisign
+
+dir=/mnt/sandboxd/build/bundle
+key=$dir/bundle.pub
+install=(sh "$dir/sandboxd.bundle" --key "$key")
+
+status() { dpkg-query -W -f '${db:Status-Status}' sandboxd 2>/dev/null || echo not-installed; }
+
+# files lists what is on disk, and when each file was changed.
+files() {
+  find / -xdev \( -path /root -o -path /var/log -o -path /var/lib/systemd \) -prune -o -type d -print -o -printf '%p %s %C@\n' | sort
+}
+
+# refused WORDS COMMAND...: the command fails with WORDS, and no file is changed.
+refused() {
+  fails "$@"
+  files | diff /dev/shm/files -
+}
+
+# repack PACKAGE writes PACKAGE.deb of an installed package: this host has no network.
+repack() {
+  local deb=/root/$1 file
+  mkdir -p "$deb/DEBIAN"
+  dpkg -L "$1" | while read -r file; do
+    if [ ! -d "$file" ] && { [ -L "$file" ] || [ -f "$file" ]; }; then echo "$file"; fi
+  done | sed "s,^/,," | tar -C / -cf - --no-recursion -T - | tar -C "$deb" -xf - # without what this machine leaves out
+  for file in $(dpkg-query --control-list "$1" | sed -nE '/^(pre|post)(inst|rm)$/p'); do
+    dpkg-query --control-show "$1" "$file" >"$deb/DEBIAN/$file"
+    chmod 755 "$deb/DEBIAN/$file"
+  done
+  dpkg -s "$1" | sed '/^Status:/d; /^Conffiles:/d; /^ \//d' >"$deb/DEBIAN/control"
+  dpkg-deb -Znone --build "$deb" >/dev/null
+}
+
+# fill leaves no byte of the disk free.
+fill() {
+  local size n=0
+  for size in 1G 64M 1M 4K; do
+    while fallocate -l $size "/fill.$((n += 1))" 2>/dev/null; do :; done
+  done
+}
+
+# begin installs in the background; what it says is in /dev/shm/said.
+begin() {
+  "${install[@]}" >/dev/shm/said 2>&1 &
+  installer=$!
+}
+
+# reaches COMMAND...: waits until the installation that began is where COMMAND succeeds.
+reaches() {
+  until "$@"; do
+    kill -0 "$installer" || { cat /dev/shm/said; echo "it ended before: $*"; return 1; }
+    sleep 0.02
+  done
+}
+
+# cut STAGE COMMAND...: installs, and cuts the power as soon as COMMAND succeeds.
+cut() {
+  local stage=$1
+  shift
+  begin
+  reaches "$@"
+  cat /dev/shm/said
+  echo "END bundle $stage 0"
+  echo "CUT THE POWER"
+  sleep infinity
+}
+
+# The steps of an installation.
+extracts() { compgen -G '/var/tmp/sandboxd-install.*/.bundle.*/images/base.tar' >/dev/null; }
+says_that_it_installs() { grep -q '^installing sandboxd' /dev/shm/said; }
+unpacks() { compgen -G '/usr/lib/sandboxd/versions/*/libexec/sandboxd/*.dpkg-new' >/dev/null; }
+configures() { pgrep -f sandboxd.postinst >/dev/null; }
+imports() { pgrep -f 'sandboxctl image import' >/dev/null; }
+
+stage_1() {
+  local size missing
+
+  say "what is no bundle for this host is refused, and nothing is written"
+  size=$(stat -c %s $dir/sandboxd.bundle)
+  head -c $((size - 1)) $dir/sandboxd.bundle >/root/short.bundle
+  cp $dir/sandboxd.bundle /root/changed.bundle
+  printf '\377\377' | dd of=/root/changed.bundle bs=1 seek=$((size / 2)) conv=notrunc status=none
+  fails "" cmp $dir/sandboxd.bundle /root/changed.bundle
+  mkdir /etc/sandboxd # an operator prepares the configuration; this machine is slow and small
+  printf '[defaults]\ndisk = "256Mi"\n[runtime]\nstart_timeout = "5m"\n' >/etc/sandboxd/config.toml
+  files >/dev/shm/files
+  refused "no public key /etc/sandboxd/bundle.pub" sh $dir/sandboxd.bundle
+  refused "was signed with the key" sh $dir/sandboxd.bundle --key $dir/other.pub
+  refused "did not sign these bytes" sh /root/changed.bundle --key $key
+  refused "the copy is not whole" sh /root/short.bundle --key $key
+  refused "get the bundle for amd64" sh $dir/arm64.bundle --key $key
+  rm /root/*.bundle
+
+  say "what the host lacks is said at once, and nothing is written"
+  for p in iptables btrfs-progs; do repack $p; done
+  dpkg -P iptables btrfs-progs
+  mv /lib/modules/*/kernel/net/netfilter/nfnetlink_queue.ko* /root
+  depmod
+  files >/dev/shm/files
+  refused "lacks what sandboxd needs, and nothing was installed:" "${install[@]}"
+  "${install[@]}" 2>&1 | tee /dev/shm/said || true
+  for missing in "the package iptables" "the package btrfs-progs" "modprobe -a nfnetlink_queue" "storage.pool_size needs 20480 MiB"; do
+    grep "^  .*$missing" /dev/shm/said
+  done
+  mv /root/nfnetlink_queue.ko* /lib/modules/*/kernel/net/netfilter/
+  depmod
+  dpkg -i /root/*.deb
+  printf '[storage]\npool_size = "2Gi"\n' >>/etc/sandboxd/config.toml
+
+  say "the disk becomes full while dpkg unpacks"
+  begin
+  reaches says_that_it_installs
+  fill
+  if wait $installer; then echo "installed on a full disk"; return 1; fi
+  cat /dev/shm/said
+  grep "No space left on device" /dev/shm/said
+  grep "install the bundle again" /dev/shm/said
+  fails "" compgen -G '/var/tmp/sandboxd-install.*'
+  rm /fill.*
+  "${install[@]}"
+  same installed "$(status)" "the package"
+  same ok "$(sandboxctl run --runtime runc base -- echo ok)" "a sandbox"
+  dpkg -P sandboxd
+  same not-installed "$(status)" "the package"
+
+  say "the power is cut while the bundle is extracted"
+  mkdir -p /etc/sandboxd
+  printf '[defaults]\ndisk = "256Mi"\n[runtime]\nstart_timeout = "5m"\n[storage]\npool_size = "2Gi"\n' >/etc/sandboxd/config.toml
+  sync
+  cut 1 extracts
+}
+
+stage_2() {
+  same not-installed "$(status)" "the package"
+  say "the power is cut while dpkg unpacks"
+  cut 2 unpacks
+}
+
+stage_3() {
+  fails "" grep -x installed <<<"$(status)"
+  say "the power is cut while the package is configured"
+  cut 3 configures
+}
+
+stage_4() {
+  fails "" grep -x installed <<<"$(status)"
+  say "the power is cut while the image is imported"
+  cut 4 imports
+}
+
+stage_5() {
+  same installed "$(status)" "the package"
+  say "the installation ends"
+  "${install[@]}"
+  same installed "$(status)" "the package"
+  same "" "$(dpkg --audit)" "what dpkg finds"
+  same "" "$(compgen -G '/var/tmp/sandboxd-install.*' || true)" "files of the cut installations"
+  same active "$(systemctl is-active sandboxd.service)" "the service"
+  same 42 "$(sandboxctl run --runtime runc base -- sh -c 'echo $((6*7))')" "runc"
+  same 42 "$(sandboxctl run --runtime runsc base -- sh -c 'echo $((6*7))')" "runsc"
+  sandboxd doctor >/dev/shm/doctor || { grep ^fail /dev/shm/doctor; return 1; }
+
+  say "an older one is refused, with the key of this host"
+  cp $key /etc/sandboxd/
+  fails "is installed, which is newer" sandboxd bundle install $dir/old.bundle
+  fails "is installed, which is newer" sh $dir/old.bundle
+  same installed "$(status)" "the package"
+
+  say "Debian's minisign verifies it"
+  cd /root || return
+  tail -n 4 $dir/sandboxd.bundle >FILE.minisig
+  head -c "-$(wc -c <FILE.minisig)" $dir/sandboxd.bundle >FILE.signed
+  minisign -V -p $key -m FILE.signed -x FILE.minisig | grep "^Trusted comment: sandboxd "
+  printf x | dd of=FILE.signed bs=1 seek=600 conv=notrunc status=none
+  fails "Signature verification failed" minisign -V -p $key -m FILE.signed -x FILE.minisig
+}
