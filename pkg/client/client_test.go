@@ -97,6 +97,8 @@ func TestErrors(t *testing.T) {
 	}{
 		{404, `{"code":"X","message":"no such thing"}`, errs.NotFound, "no such thing"},
 		{409, `{"code":"SANDBOX::ALREADY_EXISTS","message":"taken"}`, errs.Exists, "taken"},
+		{409, `{"code":"SNAPSHOT::ALREADY_EXISTS","message":"it has the name"}`, errs.Exists, "the name"},
+		{409, `{"code":"POOL::EXISTS","message":"pool py exists"}`, errs.Exists, "exists"},
 		{409, `{"code":"Y","message":"paused"}`, errs.WrongState, "paused"},
 		{400, `{"code":"SANDBOX::API_NOT_SUPPORTED","message":"no"}`, errs.Unsupported, "no"},
 		{502, `<html>bad gateway</html>`, errs.Unavailable, "502"},

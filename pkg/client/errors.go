@@ -86,7 +86,8 @@ func codeOf(status int, wireCode string) errs.Code {
 	case http.StatusPreconditionFailed:
 		return errs.WrongState
 	case http.StatusConflict:
-		if wireCode == "SANDBOX::ALREADY_EXISTS" {
+		// SANDBOX::ALREADY_EXISTS, SNAPSHOT::ALREADY_EXISTS, POOL::EXISTS
+		if strings.HasSuffix(wireCode, "EXISTS") {
 			return errs.Exists
 		}
 		return errs.WrongState
