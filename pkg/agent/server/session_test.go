@@ -1,9 +1,11 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -419,4 +421,33 @@ func TestSessionOfSh(t *testing.T) {
 		t.Error(got)
 	}
 	e.steps(id, []step{{"echo $A; pwd", says("1", "/usr")}})
+}
+
+// TestSessionOfNobody: who asked for a session is gone before it is there, so it ends.
+func TestSessionOfNobody(t *testing.T) {
+	e := newEnv(t)
+	dir := filepath.Join(e.dir, "nobody")
+	shells := func() (n int) {
+		all, err := filepath.Glob("/proc/[0-9]*/cwd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range all {
+			if to, err := os.Readlink(link); err == nil && to == dir {
+				n++
+			}
+		}
+		return n
+	}
+	e.call(http.StatusOK, "POST", "/session", agent.SessionRequest{Cwd: dir})
+	if shells() != 1 {
+		t.Fatalf("a session is %d processes in its directory", shells())
+	}
+	ctx, hangUp := context.WithCancel(t.Context())
+	hangUp()
+	r := e.request("POST", "/session", strings.NewReader(`{"cwd":"`+dir+`"}`)).WithContext(ctx)
+	e.http.Config.Handler.ServeHTTP(httptest.NewRecorder(), r)
+	if shells() != 1 {
+		t.Errorf("there are %d sessions, of which one has a client", shells())
+	}
 }

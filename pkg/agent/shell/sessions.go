@@ -140,6 +140,11 @@ func (ss *Sessions) make(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	// A client that has gone, or whose daemon has, would never remove it.
+	if err := r.Context().Err(); err != nil {
+		ss.Remove(id)
+		return err
+	}
 	return reply.JSON(w, http.StatusOK, agent.SessionCreated{SessionID: id})
 }
 
