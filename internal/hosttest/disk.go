@@ -31,23 +31,27 @@ func SmallDisk(t testing.TB, options string) (dir string) {
 // free removes the file.
 func FillDisk(t testing.TB, dir string) (free func()) {
 	t.Helper()
-	ballast := filepath.Join(dir, "ballast")
-	f, err := os.Create(ballast)
-	if err != nil {
+	if err := Fill(dir); err != nil {
 		t.Fatal(err)
-	}
-	for err == nil {
-		_, err = f.Write(make([]byte, 4096))
-	}
-	if err := errors.Join(err, f.Close()); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("fill the disk of %s: %v", dir, err)
 	}
 	return func() {
 		t.Helper()
-		if err := os.Remove(ballast); err != nil {
+		if err := os.Remove(filepath.Join(dir, "ballast")); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// Fill does so in a process that is no test.
+func Fill(dir string) error {
+	f, err := os.Create(filepath.Join(dir, "ballast"))
+	for err == nil {
+		_, err = f.Write(make([]byte, 4096))
+	}
+	if err := errors.Join(err, f.Sync(), f.Close()); !errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("fill the disk of %s: %w", dir, err)
+	}
+	return nil
 }
 
 // A Disk is an ext4 in a file, which becomes read-only after an error, as Debian mounts its root.
@@ -88,6 +92,22 @@ func (d *Disk) mount() {
 func (d *Disk) unmount() {
 	d.t.Helper()
 	d.run("umount", d.Dir)
+}
+
+// Left returns a file that is the disk as a power cut would leave it now.
+func (d *Disk) Left() (image string) {
+	d.t.Helper()
+	image = filepath.Join(d.t.TempDir(), "image")
+	d.run("cp", "--sparse=always", d.image, image)
+	return image
+}
+
+// Put replaces the disk by a copy of an image. Nothing may use it.
+func (d *Disk) Put(image string) {
+	d.t.Helper()
+	d.unmount()
+	d.run("cp", "--sparse=always", image, d.image)
+	d.mount()
 }
 
 // Break makes the file system fail as after an I/O error: from now on it takes no writes.

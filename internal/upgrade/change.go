@@ -70,6 +70,9 @@ func (c *Change) Run(ctx context.Context) (err error) {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("nothing was changed: %w", context.Cause(ctx))
 	}
+	if err := c.Root.Reserve(); err != nil {
+		return fmt.Errorf("nothing was changed: %w; make room on the disk of %s", err, c.Root)
+	}
 	fmt.Fprintf(c.Out, "changing from %s to %s\n", j.From, c.To)
 	if err := c.try(ctx, j, before); err != nil {
 		return c.back(ctx, j, err)
@@ -149,7 +152,7 @@ func (c *Change) try(ctx context.Context, j *versions.Journal, before *view) err
 			return c.Root.Note(&done)
 		}},
 		// Without the link, a unit does not call the old program any more.
-		{"disarm", func() error { return c.Root.Point(versions.Undo, "") }},
+		{"disarm", func() error { return errors.Join(c.Root.Point(versions.Undo, ""), c.Root.Release()) }},
 	}
 	for _, s := range steps {
 		if err := failpoint.Pass("upgrade:" + s.name); err != nil {
@@ -181,7 +184,7 @@ func (c *Change) back(ctx context.Context, j *versions.Journal, why error) error
 	j.Step, j.Reason = versions.Undoing, why.Error()
 	// The daemon that starts does all of it again, and puts the state back, which it alone can: then the
 	// daemon of the new version has ended.
-	err := errors.Join(c.Root.Note(j), turnBack(c.Root, j), c.restart(ctx))
+	err := errors.Join(c.Root.Release(), c.Root.Note(j), turnBack(c.Root, j), c.restart(ctx))
 	if err == nil {
 		err = c.ran(ctx, j.From)
 	}

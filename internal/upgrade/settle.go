@@ -27,11 +27,14 @@ func Settle(r versions.Root, state string, log *slog.Logger) (run string, err er
 		return "", err
 	}
 	if !j.UnderWay() {
-		return "", r.Point(versions.Undo, "")
+		return "", errors.Join(r.Point(versions.Undo, ""), r.Release())
 	}
 	if j.Step == versions.Trial {
 		held, err := r.Held()
 		if held || err != nil {
+			return "", err
+		}
+		if err := r.Release(); err != nil {
 			return "", err
 		}
 		j.Step, j.Reason = versions.Undoing, "the program that changed the version ended before it was done"

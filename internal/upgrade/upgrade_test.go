@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -31,8 +30,9 @@ import (
 // a few lines; test/e2e changes the version of the real one.
 
 const (
-	from, to = "1.0.0", "1.1.0"
-	old      = 3 // newest schema that from reads: that of release-2
+	from, to  = "1.0.0", "1.1.0"
+	diskBytes = 96 << 20
+	old       = 3 // newest schema that from reads: that of release-2
 )
 
 // site is a directory with two versions and a state.
@@ -91,6 +91,7 @@ func (s site) change(out io.Writer) (*Change, error) {
 		return nil, err
 	}
 	running := from
+	fill := os.Getenv("UPGRADE_TEST_FILL")                                        // when the first restart has the disk full
 	answer := func(w http.ResponseWriter, v any) { json.NewEncoder(w).Encode(v) } //nolint:errcheck // the client notices
 	mux := http.NewServeMux()
 	mux.HandleFunc("/v1/version", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]any{"version": running}) })
@@ -101,6 +102,13 @@ func (s site) change(out io.Writer) (*Change, error) {
 	go http.Serve(l, mux) //nolint:errcheck // it ends with the process
 	c, err := client.New("unix://"+socket, "")
 	restart := func(context.Context) error {
+		now := fill
+		fill = ""
+		if now == "before" {
+			if err := hosttest.Fill(s.dir); err != nil {
+				return err
+			}
+		}
 		settle := exec.Command(os.Args[0]) // the lock is this process's
 		settle.Env = append(os.Environ(), "UPGRADE_TEST_DIR="+s.dir, "UPGRADE_TEST_DO=settle", failpoint.Env+"=")
 		if out, err := settle.CombinedOutput(); err != nil {
@@ -118,7 +126,10 @@ func (s site) change(out io.Writer) (*Change, error) {
 		if err != nil {
 			return err
 		}
-		return db.Close()
+		if err := db.Close(); err != nil || now != "after" {
+			return err
+		}
+		return hosttest.Fill(s.dir)
 	}
 	return &Change{Root: s.root, To: to, Client: c, Restart: restart, Units: s.units, Limit: time.Minute, Out: out}, err
 }
@@ -291,40 +302,33 @@ func TestPowerCut(t *testing.T) {
 	cuts := map[string]int{}
 	for _, point := range upgrades {
 		t.Run(point, func(t *testing.T) {
-			dir := t.TempDir() // the journal has paths, so all are mounted there
-			full := newDisk(t)
-			unmount := full.mount(t, dir)
-			s := build(t, dir)
+			d := hosttest.NewDisk(t, diskBytes)
+			s := build(t, d.Dir)
 			out, cut := s.another(t, "change", point+"=kill")
 			if !cut {
 				t.Fatalf("it was not cut at %s: %s", point, out)
 			}
-			left := full.copy(t)
-			unmount()
+			left := d.Left()
 			want := from
 			if point == "upgrade:disarm" {
 				want = to
 			}
 			for _, again := range append(settles, "") {
 				// Each undoing begins with what the cut has left, and is cut itself.
-				first := left.copy(t)
-				unmount := first.mount(t, dir)
+				d.Put(left)
 				out, cut := s.another(t, "settle", again+"=kill")
 				if cut {
 					cuts[again]++
 				} else if out != "" {
 					t.Fatalf("settle, cut at %q: %s", again, out)
 				}
-				second := first.copy(t)
-				unmount()
-				unmount = second.mount(t, dir)
+				d.Put(d.Left())
 				if out, _ := s.another(t, "settle", ""); out != "" {
 					t.Fatalf("settle after a cut at %q: %s", again, out)
 				}
 				if version, err := s.consistent(); err != nil || version != want {
 					t.Errorf("settled after cuts at %s and %q: %q, %v; want %s", point, again, version, err, want)
 				}
-				unmount()
 			}
 		})
 	}
@@ -335,44 +339,50 @@ func TestPowerCut(t *testing.T) {
 	}
 }
 
-// disk is an ext4 in a file.
-type disk struct{ file string }
-
-func newDisk(t *testing.T) disk {
-	t.Helper()
-	d := disk{filepath.Join(t.TempDir(), "disk")}
-	if err := os.WriteFile(d.file, nil, 0o600); err != nil {
-		t.Fatal(err)
+// TestFullDisk: a disk becomes full before the new version opens the state, or after. The change is
+// undone while the disk is full: by whoever makes it, or after a kill by the next start, which may be
+// killed itself.
+func TestFullDisk(t *testing.T) {
+	hosttest.Root(t)
+	for _, fill := range []string{"before", "after"} {
+		for _, point := range append([]string{""}, FailpointNames()[9:]...) {
+			t.Run(fill+" "+point, func(t *testing.T) {
+				t.Setenv("UPGRADE_TEST_FILL", fill)
+				dir := hosttest.NewDisk(t, diskBytes).Dir
+				s := build(t, dir)
+				kill := ""
+				if point != "" {
+					kill = "upgrade:done=kill"
+				}
+				if out, cut := s.another(t, "change", kill); !cut && !strings.Contains(out, from+" runs again") {
+					t.Errorf("it says:\n%s", out)
+				}
+				if out, _ := s.another(t, "settle", point+"=kill"); out != "" {
+					t.Errorf("settle, killed at %q: %s", point, out)
+				}
+				if out, _ := s.another(t, "settle", ""); out != "" {
+					t.Errorf("settle: %s", out)
+				}
+				if version, err := s.consistent(); err != nil || version != from {
+					t.Errorf("%q, %v", version, err)
+				}
+				if err := os.WriteFile(filepath.Join(dir, "more"), make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+					t.Errorf("the disk was not full: %v", err)
+				}
+			})
+		}
 	}
-	if err := os.Truncate(d.file, 96<<20); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command("mkfs.ext4", "-q", "-F", d.file).CombinedOutput(); err != nil {
-		t.Fatalf("mkfs.ext4: %v: %s", err, out)
-	}
-	return d
-}
-
-func (d disk) mount(t *testing.T, dir string) (unmount func()) {
-	t.Helper()
-	if out, err := exec.Command("mount", "-o", "loop", d.file, dir).CombinedOutput(); err != nil {
-		t.Fatalf("mount: %v: %s", err, out)
-	}
-	unmount = sync.OnceFunc(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Errorf("unmount: %v", err)
+	t.Run("at the beginning", func(t *testing.T) {
+		dir := hosttest.NewDisk(t, diskBytes).Dir
+		s := build(t, dir)
+		if err := hosttest.Fill(dir); err != nil {
+			t.Fatal(err)
+		}
+		if out, _ := s.another(t, "change", ""); !strings.Contains(out, "nothing was changed") || !strings.Contains(out, "no space left") {
+			t.Errorf("it says:\n%s", out)
+		}
+		if version, err := s.consistent(); err != nil || version != from {
+			t.Errorf("%q, %v", version, err)
 		}
 	})
-	t.Cleanup(unmount)
-	return unmount
-}
-
-// copy is the disk as a power cut would leave it now.
-func (d disk) copy(t *testing.T) disk {
-	t.Helper()
-	other := disk{filepath.Join(t.TempDir(), "disk")}
-	if out, err := exec.Command("cp", "--sparse=always", d.file, other.file).CombinedOutput(); err != nil {
-		t.Fatalf("cp: %v: %s", err, out)
-	}
-	return other
 }

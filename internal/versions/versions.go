@@ -7,6 +7,7 @@
 //	ROOT/undo          ─▶ versions/1.1.0   only while 1.2.0 is on trial: the program that can undo it
 //	ROOT/upgrade.json                      the journal
 //	ROOT/upgrade.lock                      held by the program that changes the version
+//	ROOT/upgrade.reserve                   room for an undoing, while a version is on trial
 //
 // A link is replaced by rename(2), so at every moment it names a whole version. A directory is in
 // versions when all of it is on disk.

@@ -158,7 +158,7 @@ end_sandboxes() {
 
 # remove_versions removes what this package's scripts have made below /usr/lib.
 remove_versions() {
-	rm -rf $root/versions $root/kept $root/current $root/previous $root/undo $root/upgrade.json $root/upgrade.lock
+	rm -rf $root/versions $root/kept $root/current $root/previous $root/undo $root/upgrade.*
 	rmdir $root 2>/dev/null || true
 	rm -f /etc/sysctl.d/60-sandboxd.conf # sandboxd doctor --fix wrote it
 }
