@@ -4,13 +4,8 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
-	"os"
-	"os/exec"
-	"runtime"
-	"strings"
+	"net/netip"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
@@ -34,74 +29,22 @@ type outside struct{}
 
 func newOutside(t *testing.T) *outside {
 	t.Helper()
-	hosttest.Root(t)
-	drop := func() {
-		_ = exec.Command("ip", "link", "del", outsideLink).Run()
-		_ = exec.Command("ip", "netns", "del", outsideNetns).Run()
-	}
-	drop() // what a killed run left
-	t.Cleanup(drop)
-	for _, line := range []string{
-		"netns add " + outsideNetns,
-		"link add " + outsideLink + " type veth peer name out netns " + outsideNetns,
-		"addr add " + outsideHost + "/28 dev " + outsideLink,
-		"addr add 192.168.213.254/24 dev " + outsideLink,
-		"link set " + outsideLink + " up",
-		"-n " + outsideNetns + " addr add " + outsideAddr + "/28 dev out",
-		"-n " + outsideNetns + " addr add " + outsideOther + "/28 dev out",
-		"-n " + outsideNetns + " addr add " + outsidePrivate + "/24 dev out",
-		"-n " + outsideNetns + " link set lo up",
-		"-n " + outsideNetns + " link set out up",
-		"-n " + outsideNetns + " route add default via " + outsideHost,
-	} {
-		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v: %s", line, err, out)
-		}
-	}
-	ns, err := os.Open("/run/netns/" + outsideNetns)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	var listeners []io.Closer
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends in its namespace
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			made <- err
-			return
-		}
-		var err error
-		listeners, err = serveOutside()
-		made <- err
-	}()
-	if err := <-made; err != nil {
-		t.Fatalf("serve in the world outside: %v", err)
-	}
-	t.Cleanup(func() {
-		for _, l := range listeners {
-			l.Close()
-		}
-	})
+	prefix := netip.MustParsePrefix
+	hosttest.Outside{
+		Name: outsideNetns, Link: outsideLink,
+		Host:      []netip.Prefix{prefix(outsideHost + "/28"), prefix("192.168.213.254/24")},
+		Addresses: []netip.Prefix{prefix(outsideAddr + "/28"), prefix(outsideOther + "/28"), prefix(outsidePrivate + "/24")},
+	}.Start(t, serveOutside)
 	return &outside{}
 }
 
 func serveOutside() (all []io.Closer, err error) {
 	for _, port := range []string{"80", "443"} {
-		l, err := net.Listen("tcp4", "0.0.0.0:"+port)
+		l, err := hosttest.Echo(port)
 		if err != nil {
 			return all, err
 		}
 		all = append(all, l)
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() { io.Copy(c, c); c.Close() }() //nolint:errcheck // the guest sees what is missing
-			}
-		}()
 	}
 	packets := func(addr string, answer func([]byte) []byte) error {
 		c, err := net.ListenPacket("udp4", addr)

@@ -9,10 +9,8 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"net"
 	"net/http"
-	"os"
-	"os/exec"
+	"net/netip"
 	"runtime"
 	"strings"
 	"testing"
@@ -22,70 +20,25 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	rt "github.com/sandboxd/sandboxd/pkg/image/registry/registrytest"
 )
 
-// What is outside of the host: a network namespace with a link to it. TEST-NET-2 counts as public.
-const (
-	outside     = "198.51.100.241"
-	outsideHost = "198.51.100.254/28"
-	outsideName = "sandboxd-year"
-	outsideLink = "year0"
-)
+// outside is an address outside of the host. TEST-NET-2 counts as public.
+const outside = "198.51.100.241"
 
 // newOutside makes it. It sends back on port 80 what it gets.
 func newOutside(t *testing.T) {
 	t.Helper()
-	drop := func() {
-		_ = exec.Command("ip", "link", "del", outsideLink).Run()
-		_ = exec.Command("ip", "netns", "del", outsideName).Run()
-	}
-	drop() // what a killed run left
-	t.Cleanup(drop)
-	for _, line := range []string{
-		"netns add " + outsideName,
-		"link add " + outsideLink + " type veth peer name out netns " + outsideName,
-		"addr add " + outsideHost + " dev " + outsideLink,
-		"link set " + outsideLink + " up",
-		"-n " + outsideName + " addr add " + outside + "/28 dev out",
-		"-n " + outsideName + " link set lo up",
-		"-n " + outsideName + " link set out up",
-		"-n " + outsideName + " route add default via " + strings.TrimSuffix(outsideHost, "/28"),
-	} {
-		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v: %s", line, err, out)
-		}
-	}
-	ns, err := os.Open("/run/netns/" + outsideName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	var l net.Listener
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends in its namespace
-		err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
-		if err == nil {
-			l, err = net.Listen("tcp4", "0.0.0.0:80")
-		}
-		made <- err
-	}()
-	if err := <-made; err != nil {
-		t.Fatalf("serve outside: %v", err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { io.Copy(c, c); c.Close() }() //nolint:errcheck // the guest sees what is missing
-		}
-	}()
+	hosttest.Outside{
+		Name: "sandboxd-year", Link: "year0",
+		Host:      []netip.Prefix{netip.MustParsePrefix("198.51.100.254/28")},
+		Addresses: []netip.Prefix{netip.MustParsePrefix(outside + "/28")},
+	}.Start(t, func() ([]io.Closer, error) {
+		l, err := hosttest.Echo("80")
+		return []io.Closer{l}, err
+	})
 }
 
 // archive is a root file system with one file of random bytes.
