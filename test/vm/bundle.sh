@@ -36,14 +36,6 @@ repack() {
   dpkg-deb -Znone --build "$deb" >/dev/null
 }
 
-# fill leaves no byte of the disk free.
-fill() {
-  local size n=0
-  for size in 1G 64M 1M 4K; do
-    while fallocate -l $size "/fill.$((n += 1))" 2>/dev/null; do :; done
-  done
-}
-
 # begin installs in the background; what it says is in /dev/shm/said.
 begin() {
   "${install[@]}" >/dev/shm/said 2>&1 &

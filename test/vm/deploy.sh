@@ -7,14 +7,6 @@
 export HOME=/root LC_ALL=C.UTF-8 ANSIBLE_PIPELINING=1 ANSIBLE_LOCALHOST_WARNING=0 ANSIBLE_NOCOLOR=1
 made=/mnt/sandboxd/build/deploy
 
-# uplink: guests need one; this one leads nowhere.
-uplink() {
-  ip link add up0 type dummy
-  ip addr add 192.0.2.2/24 dev up0
-  ip link set up0 up
-  ip route add default via 192.0.2.1
-}
-
 # play ARGS...: applies the role; ansible's arguments come after the settings of /root/settings.yml.
 play() { ansible-playbook -i localhost, -c local /root/play.yml -e @/root/settings.yml "$@" >/root/play.log 2>&1 || { cat /root/play.log; return 1; }; }
 
@@ -36,7 +28,7 @@ refused() {
 }
 
 stage_1() {
-  local box pid
+  local box pid before
   uplink
   cat >/root/play.yml <<'YAML'
 - hosts: localhost
@@ -46,6 +38,7 @@ YAML
   cat >/root/settings.yml <<YAML
 sandboxd_bundle: $made/first.bundle
 sandboxd_key: "{{ lookup('file', '$made/bundle.pub') }}"
+sandboxd_gate: 20m # the emulated machine is slow
 sandboxd_config:
   storage: {pool_size: 2Gi}
   defaults: {disk: 256Mi}
@@ -103,13 +96,14 @@ YAML
   same alive "$(sandboxctl exec "$box" -- echo alive)" "the sandbox"
 
   say "a newer bundle, the changed setting, and an image that is not in it"
-  pid=$(daemon_pid)
+  pid=$(daemon_pid) before=$(sandboxd --version)
   sed -i 's/first.bundle/second.bundle/' /root/settings.yml
   echo 'sandboxd_images: [{name: extra, archive: /mnt/sandboxd/build/images/base.tar}]' >>/root/settings.yml
   play
   [ "$(daemon_pid)" != "$pid" ]
   same "sandboxd version 0.2.1-dev+0000000" "$(sandboxd --version)" "the program"
-  same "$(readlink -f /usr/bin/sandboxd)" "$(readlink "/proc/$(daemon_pid)/exe")" "the program that runs"
+  same "$(readlink -f /usr/bin/sandboxd)" "$(readlink "/proc/$(daemon_pid)/exe" | sed 's/ (deleted)$//')" "the program that runs"
+  same "versions/${before##* }" "$(readlink /usr/lib/sandboxd/previous)" "the version that a rollback goes back to"
   grep '^max_sandboxes = 50' /etc/sandboxd/config.toml
   same alive "$(sandboxctl exec "$box" -- echo alive)" "the sandbox of before"
   sandboxctl image inspect extra >/dev/null

@@ -20,10 +20,7 @@ stage_1() {
   local first second image box cmd old
   first=$(echo build/packages/sandboxd_*_amd64.deb) image=$(echo build/packages/sandboxd-image-base_*_amd64.deb)
   second=$(echo build/packages/second/sandboxd_*_amd64.deb)
-  ip link add up0 type dummy
-  ip addr add 192.0.2.2/24 dev up0
-  ip link set up0 up
-  ip route add default via 192.0.2.1 # it leads nowhere; guests need an uplink
+  uplink
 
   say "another sandboxd is there: nothing is installed"
   printf '[Service]\nExecStart=/opt/other/sandboxd run\n' >/etc/systemd/system/sandboxd.service

@@ -34,13 +34,25 @@ fails() {
   [[ $out = *$words* ]] || { echo "want \"$words\" of $*, got: $out"; return 1; }
 }
 
+# fill leaves no byte of the disk free.
+fill() {
+  local size n=0
+  for size in 1G 64M 1M 4K; do
+    while fallocate -l $size "/fill.$((n += 1))" 2>/dev/null; do :; done
+  done
+}
+
+# uplink: guests need one. This one leads nowhere, and is gone after a boot.
+uplink() {
+  ip link add up0 type dummy
+  ip addr add 192.0.2.2/24 dev up0
+  ip link set up0 up
+  ip route add default via 192.0.2.1
+}
+
 # install_sandboxd installs as an operator does, with images from another host.
 install_sandboxd() {
-  local uplink=up0
-  ip link add $uplink type dummy
-  ip addr add 192.0.2.2/24 dev $uplink
-  ip link set $uplink up
-  ip route add default via 192.0.2.1 # it leads nowhere; guests need an uplink
+  uplink
   scripts/install.sh --no-start
   cat >/etc/sandboxd/config.toml <<'TOML'
 [storage]

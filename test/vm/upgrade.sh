@@ -14,7 +14,9 @@ runs() {
   same "versions/$(v "$1")" "$(readlink /usr/lib/sandboxd/current)" "the current one"
   same active "$(systemctl is-active sandboxd.service)" "the service"
   [ ! -e /usr/lib/sandboxd/undo ]
-  same "$(readlink -f /usr/bin/sandboxd)" "$(readlink "/proc/$(systemctl show -p MainPID --value sandboxd.service)/exe")" "the program"
+  # dpkg replaces the program that runs by one that is the same.
+  same "$(readlink -f /usr/bin/sandboxd)" \
+    "$(readlink "/proc/$(systemctl show -p MainPID --value sandboxd.service)/exe" | sed 's/ (deleted)$//')" "the program"
 }
 
 # alive: each sandbox answers, and nobody restarted it.
@@ -37,14 +39,6 @@ whole() {
 
 change() { sandboxd "$@" --gate 20m 2>&1 | tee /tmp/said; } # the emulated machine is slow
 packaged() { dpkg-query -W -f '${Version}' sandboxd; }
-
-# uplink gives guests an uplink, which leads nowhere.
-uplink() {
-  ip link add up0 type dummy
-  ip addr add 192.0.2.2/24 dev up0
-  ip link set up0 up
-  ip route add default via 192.0.2.1
-}
 
 # serves N: release N answers.
 serves() { [ "$(sandboxctl version --format '{{.Server.Version}}')" = "$(v "$1")" ]; }
@@ -117,6 +111,23 @@ TOML
   eventually 60 runs 2 # the daemon on trial notices, and ends
   alive
   [ -e /var/lib/sandboxd/sandboxd.db.undone ]
+
+  say "the disk is full"
+  fill
+  fails "o space left" sandboxd upgrade "$releases/5.bundle" --gate 20m
+  rm /fill.*
+  runs 2
+  fails "" sh -c 'find /usr/lib/sandboxd -name ".staged-*" | grep .'
+
+  say "the disk becomes full while the new schema is tried: that is undone on the full disk"
+  sandboxd upgrade "$releases/5.bundle" --gate 20m >/dev/shm/said 2>&1 &
+  eventually 120 serves 5
+  fill
+  if wait $!; then cat /dev/shm/said; echo "upgraded on a full disk"; return 1; fi
+  cat /dev/shm/said
+  runs 2
+  rm /fill.*
+  alive
 
   say "no byte lost"
   for box in $boxes; do whole "$box"; done

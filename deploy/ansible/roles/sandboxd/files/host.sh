@@ -31,6 +31,8 @@ installed_version() {
 # newer FILE VERSION: the installed version is newer than the file's. rpm refuses by itself.
 newer() { case $1 in *.deb) dpkg --compare-versions "$2" gt "$(version "$1")" ;; *) false ;; esac; }
 
+daemon_pid() { systemctl show --property MainPID --value sandboxd.service; }
+
 verb=$1
 shift
 case $verb in
@@ -95,19 +97,32 @@ check) # PROGRAM STAGED: PROGRAM checks the configuration among the files in STA
   exit $status
   ;;
 
+upgrade) # GATE BUNDLE FLAG...: takes a bundle on a host that has sandboxd
+  # A version that is no good is undone within GATE. Without a daemon there is nothing that could find out.
+  gate=$1
+  shift
+  if systemctl --quiet is-active sandboxd.service; then exec sandboxd upgrade --gate "$gate" "$@"; fi
+  exec sandboxd bundle install "$@"
+  ;;
+
 keep) # DIR: copies /etc/sandboxd to DIR
   if [ -d $etc ]; then cp -a $etc "$1"; fi
+  daemon_pid >"$1.pid"
   ;;
 
 restore) # DIR: the reverse of keep; says what it did, and why the daemon ended. The service runs again if it should.
-  if ! systemctl --quiet is-active sandboxd.service; then
+  if systemctl --quiet is-active sandboxd.service; then
+    [ "$(daemon_pid)" = "$(cat "$1.pid")" ] || began=since # with the new files
+  else
     journalctl --unit sandboxd.service --lines 100 --output cat --quiet | grep '^sandboxd: ' | tail -n 1 || true
   fi
   if [ -d "$1" ]; then
     find $etc -mindepth 1 -delete
     cp -a "$1/." $etc
-    systemctl --quiet is-active sandboxd.service || ! systemctl --quiet is-enabled sandboxd.service ||
+    if [ "${began:-}" = since ] ||
+      { ! systemctl --quiet is-active sandboxd.service && systemctl --quiet is-enabled sandboxd.service; }; then
       systemctl restart sandboxd.service || echo "The service does not run."
+    fi
   elif [ -e /usr/lib/sandboxd/current ]; then
     echo "sandboxd is installed, and /etc/sandboxd has the new files."
     exit
@@ -134,7 +149,7 @@ install) # DOWNGRADE PACKAGE...
   ;;
 
 stale) # prints "stale" if the daemon runs since before the newest file of its configuration
-  pid=$(systemctl show --property MainPID --value sandboxd.service)
+  pid=$(daemon_pid)
   [ "${pid:-0}" != 0 ] || exit 0
   started=$(($(date +%s) - $(ps -o etimes= -p "$pid")))
   for file in $etc/config.toml "$@"; do
