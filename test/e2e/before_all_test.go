@@ -184,6 +184,9 @@ func TestAgentsOfTheReleaseBefore(t *testing.T) {
 	s, ctx := newService(t, "0.9.0"), t.Context()
 	daemontest.Image(t, s.Daemon, "python")
 	s.install("0.9.1", store.Schema)
+	if err := s.root.Point(versions.Previous, "0.9.1"); err != nil { // the sweep leaves it alone
+		t.Fatal(err)
+	}
 	agent := filepath.Join(s.root.Dir("0.9.0"), "libexec/sandboxd/agent/sandbox-agent")
 	if err := os.Remove(agent); err != nil { // a link to that of make build
 		t.Fatal(err)

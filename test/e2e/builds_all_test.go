@@ -46,6 +46,9 @@ func (s *service) rebuild(version string) {
 func TestMemoryOfOtherBuild(t *testing.T) {
 	s, ctx := newService(t, "0.9.0"), t.Context()
 	s.install("0.9.1", store.Schema)
+	if err := s.root.Point(versions.Previous, "0.9.1"); err != nil { // the sweep leaves it alone
+		t.Fatal(err)
+	}
 	s.rebuild("0.9.1")
 	counters := s.counters()
 	c := counters[1]

@@ -43,6 +43,7 @@ func (s *service) trial(to, nonce string) (*versions.Journal, *versions.Lock) {
 func TestTrial(t *testing.T) {
 	s := newService(t, "0.9.0")
 	s.install("0.10.0", store.Schema+1)
+	s.keep("0.10.0")
 	var ids []string
 	for _, runtime := range runtimes {
 		ids = append(ids, s.create(t, spec(runtime)).ID)

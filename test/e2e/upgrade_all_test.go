@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/upgrade"
 	"github.com/sandboxd/sandboxd/internal/versions"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/store"
 	"github.com/sandboxd/sandboxd/test/bench/downtime"
@@ -27,6 +28,7 @@ func TestChangeVersionKilled(t *testing.T) {
 	s := newService(t, "0.9.0")
 	s.install(nextVersion, store.Schema)
 	s.install("0.10.0", store.Schema+1)
+	s.keep(nextVersion, "0.10.0")
 	counters := s.counters()
 	for _, to := range []string{nextVersion, "0.10.0"} {
 		for _, point := range upgrade.FailpointNames() {
@@ -57,15 +59,16 @@ func TestChangeVersionKilled(t *testing.T) {
 }
 
 // TestChangeVersionBusy changes the version back and forth while sandboxes are created, deleted, paused
-// and snapshotted. What the API has promised holds after it, and nothing of what it refused is left.
+// or hibernated, and snapshotted. What the API has promised holds after it, and nothing of what it refused is left.
 func TestChangeVersionBusy(t *testing.T) {
 	s := newService(t, "0.9.0")
 	s.install(nextVersion, store.Schema)
 	s.install("0.10.0", store.Schema+1)
+	s.keep(nextVersion, "0.10.0")
 	ctx, cancel := context.WithCancel(t.Context())
 	var busy sync.WaitGroup
 	var mu sync.Mutex
-	there, gone, snapshots := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	there, gone, snapshots, rested := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, runtime := range runtimes {
 		busy.Go(func() {
 			for ctx.Err() == nil {
@@ -81,8 +84,16 @@ func TestChangeVersionBusy(t *testing.T) {
 					snapshots[snap.ID] = true
 					mu.Unlock()
 				}
-				err = errors.Join(s.api.Pause(ctx, sb.ID), s.api.Resume(ctx, sb.ID))
-				if err == nil && len(there) > 2 {
+				if runtime == "runsc" {
+					err = client.Hibernate(t.Context(), s.api, sb.ID)
+				} else {
+					err = s.api.Pause(t.Context(), sb.ID)
+				}
+				mu.Lock()
+				rested[runtime] = rested[runtime] || err == nil
+				enough := len(there) > 2
+				mu.Unlock()
+				if err = errors.Join(err, s.api.Resume(t.Context(), sb.ID)); err == nil && enough {
 					if err = s.api.Delete(ctx, sb.ID); err == nil || errs.Is(err, errs.NotFound) {
 						mu.Lock()
 						delete(there, sb.ID)
@@ -135,8 +146,8 @@ func TestChangeVersionBusy(t *testing.T) {
 		t.Errorf("snapshots that the API accepted are lost: %v", snapshots)
 	}
 	t.Logf("%d sandboxes are there, %d were deleted", len(there), len(gone))
-	if len(gone) == 0 {
-		t.Error("nothing was done meanwhile")
+	if len(gone) == 0 || !rested["runc"] || !rested["runsc"] {
+		t.Errorf("not all was done meanwhile: paused or hibernated on %v", rested)
 	}
 	if j, err := s.root.Journal(); err != nil || j.Step != versions.Undone {
 		t.Errorf("the journal: %+v, %v", j, err)
@@ -149,6 +160,7 @@ func TestChangeVersionBusy(t *testing.T) {
 func TestChangeVersionHundred(t *testing.T) {
 	s := newService(t, "0.9.0", "[limits]", "max_sandboxes = 300")
 	s.install(nextVersion, store.Schema)
+	s.keep(nextVersion)
 	var ids []string
 	for range 50 {
 		for _, runtime := range runtimes {

@@ -163,6 +163,26 @@ func (s *service) broken(version, of string) {
 	}
 }
 
+// keep has a program run from each version: the daemon's sweep leaves those alone, also if no link
+// names them. An operator's `sandboxd upgrade` holds the root's lock meanwhile.
+func (s *service) keep(all ...string) {
+	s.t.Helper()
+	for _, version := range all {
+		program := filepath.Join(s.root.Dir(version), "libexec/sandboxd/sleep")
+		if out, err := exec.Command("cp", "/bin/sleep", program).CombinedOutput(); err != nil {
+			s.t.Fatalf("%v: %s", err, out)
+		}
+		keeper := exec.Command(program, "infinity")
+		if err := keeper.Start(); err != nil {
+			s.t.Fatal(err)
+		}
+		s.t.Cleanup(func() {
+			keeper.Process.Kill() //nolint:errcheck // it runs
+			keeper.Wait()         //nolint:errcheck // it was killed
+		})
+	}
+}
+
 // restart does what "systemctl restart" does.
 func (s *service) restart() {
 	s.t.Helper()
@@ -263,6 +283,7 @@ func TestChangeVersion(t *testing.T) {
 	s.install(nextVersion, store.Schema)
 	s.install("0.10.0", store.Schema+1)
 	s.broken("0.9.2", nextVersion)
+	s.keep(nextVersion, "0.10.0", "0.9.2")
 	counters := s.counters()
 	alive := func() {
 		t.Helper()

@@ -56,7 +56,8 @@ var apart = map[string]map[string][]string{
 // Debian than scripts/test-vm.sh takes by itself.
 const (
 	pushStories = "service"
-	allStories  = "service power limits neighbours clock pools packages bundle upgrade deploy bundle@trixie"
+	allStories  = "service power limits neighbours clock pools packages bundle upgrade deploy year " +
+		"packages@trixie bundle@trixie upgrade@trixie"
 )
 
 // costs are the seconds that long jobs take on a machine with two cores. The longest jobs
@@ -73,7 +74,10 @@ var costs = map[string]int{
 	"test/vm TestStory/power":               440,
 	"test/vm TestStory/clock":               240,
 	"test/vm TestStory/packages":            600,
+	"test/vm TestStory/packages@trixie":     600,
 	"test/vm TestStory/upgrade":             900,
+	"test/vm TestStory/upgrade@trixie":      900,
+	"test/vm TestStory/year":                1500,
 	"test/vm TestStory/bundle":              900,
 	"test/vm TestStory/bundle@trixie":       900,
 	"test/vm TestStory/deploy":              1200,

@@ -58,6 +58,7 @@ type counter struct {
 	cursor            int64
 	last              int // number that was read
 	asleep            bool
+	session           string // "": none
 }
 
 // newBox starts a daemon with the image base in it.

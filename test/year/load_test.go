@@ -362,11 +362,15 @@ func (b *box) files(ctx context.Context, day int) error {
 		if err != nil {
 			return err
 		}
+		if err := b.endSession(ctx, c); err != nil { // of a try before
+			return err
+		}
 		s, err := b.api.Sessions(c.id).Create(ctx, "/root")
 		if err != nil {
 			return err
 		}
-		p, err := b.api.Sessions(c.id).Run(ctx, s.SessionID, client.Line{Shell: "cat day"})
+		c.session = s.SessionID
+		p, err := b.api.Sessions(c.id).Run(ctx, c.session, client.Line{Shell: "cat day"})
 		if err != nil {
 			return err
 		}
@@ -374,9 +378,21 @@ func (b *box) files(ctx context.Context, day int) error {
 		if _, err := p.Wait(&out, &words); err != nil || out.String() != text {
 			return fmt.Errorf("%s has %q (%s), %w", c.name, out.String(), words.String(), err)
 		}
-		if err := b.api.Sessions(c.id).Remove(ctx, s.SessionID); err != nil {
+		if err := b.endSession(ctx, c); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// endSession removes the session of a sandbox, which outlives the daemon.
+func (b *box) endSession(ctx context.Context, c *counter) error {
+	if c.session == "" {
+		return nil
+	}
+	if err := b.api.Sessions(c.id).Remove(ctx, c.session); err != nil && !errs.Is(err, errs.NotFound) {
+		return err
+	}
+	c.session = ""
 	return nil
 }
