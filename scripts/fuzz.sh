@@ -44,6 +44,8 @@ for line in "${targets[@]}"; do
   # An input that reached new code is made small in at most 50 calls. With a bound of time, by
   # default a minute, a target of large inputs did little else: 8 inputs a second.
   go test -tags seccomp -run '^$' -fuzz "^$target\$" -fuzztime "$time" -fuzzminimizetime 50x "$dir" 2>&1 | tee "$log" || result=FAILED
+  # Go 1.26 may report the end of the time as a failure (golang/go#75804; Go 1.27 does not).
+  if grep -qx ' *context deadline exceeded' "$log" && ! grep -q 'Failing input written' "$log"; then result=clean; fi
   [ "$result" = clean ] && echo "$line" >>"$out/clean" || failed=$((failed + 1))
   last=$(grep -o 'execs: .*' "$log" | tail -1 || true)
   printf '%-32s %-20s %-8s %10s %6s %6s  %s\n' "${dir#./}" "$target" "$result" \

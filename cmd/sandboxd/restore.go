@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -12,12 +13,15 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemon"
 )
 
+// A restoring is what an operator asks of "sandboxd restore".
+type restoring struct {
+	accept, check  bool
+	noData         bool
+	from, identity string
+}
+
 func restoreCommand() *cobra.Command {
-	var (
-		accept, check  bool
-		noData         bool
-		from, identity string
-	)
+	var r restoring
 	cmd := &cobra.Command{
 		Use:   "restore [FILE]",
 		Short: "Restore the state from a backup while the daemon is stopped",
@@ -46,57 +50,66 @@ until "sandboxd restore --accept".`,
   sandboxd restore --from latest --identity /root/backup.key
   systemctl start sandboxd
   sandboxctl system info`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			ways := len(args)
-			for _, given := range []bool{accept, from != ""} {
-				if given {
-					ways++
-				}
-			}
-			if ways == 1 && !(accept && (check || identity != "")) {
-				return nil
-			}
-			return usageError{fmt.Errorf("restore: want FILE, --from or --accept; see sandboxd restore --help")}
+		Args: func(_ *cobra.Command, args []string) error {
+			return r.validate(args)
 		},
 	}
 	path := configFlag(cmd)
-	cmd.Flags().BoolVar(&accept, "accept", false, "let the next daemon remove what the restored state does not know")
-	cmd.Flags().BoolVar(&check, "check", false, "only try whether the backup can be restored; replace nothing")
-	cmd.Flags().BoolVar(&noData, "no-data", false, "restore the records alone, of a backup with data, too")
-	cmd.Flags().StringVar(&from, "from", "", `"latest", or the name of a backup on the target of the configuration`)
-	cmd.Flags().StringVar(&identity, "identity", "", "file with a private key of age (mode 0600) that opens an encrypted backup")
+	cmd.Flags().BoolVar(&r.accept, "accept", false, "let the next daemon remove what the restored state does not know")
+	cmd.Flags().BoolVar(&r.check, "check", false, "only try whether the backup can be restored; replace nothing")
+	cmd.Flags().BoolVar(&r.noData, "no-data", false, "restore the records alone, of a backup with data, too")
+	cmd.Flags().StringVar(&r.from, "from", "", `"latest", or the name of a backup on the target of the configuration`)
+	cmd.Flags().StringVar(&r.identity, "identity", "", "file with a private key of age (mode 0600) that opens an encrypted backup")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		cfg, err := config.Load(*path)
 		if err != nil {
 			return err
 		}
-		if accept {
+		if r.accept {
 			return daemon.AcceptRestored(cmd.Context(), cfg, cmd.OutOrStdout())
 		}
-		ids, err := identitiesOf(cfg, identity)
-		if err != nil {
-			return fmt.Errorf("restore: %w", err)
-		}
-		in, out := io.ReadCloser(os.Stdin), cmd.OutOrStdout()
-		switch {
-		case from != "":
-			var name string
-			if in, name, err = daemon.OpenBackup(cmd.Context(), cfg, from); err == nil {
-				fmt.Fprintf(out, "reading %s from %s\n", name, cfg.Backup.Target)
-			}
-		case args[0] != "-":
-			in, err = os.Open(args[0])
-		}
-		if err != nil {
-			return fmt.Errorf("restore: %w", err)
-		}
-		defer in.Close() //nolint:errcheck // read only
-		if check {
-			return daemon.CheckBackup(cmd.Context(), cfg, in, ids, out)
-		}
-		return daemon.Restore(cmd.Context(), cfg, in, ids, noData, out)
+		return r.run(cmd.Context(), cfg, args, cmd.OutOrStdout())
 	}
 	return cmd
+}
+
+func (r *restoring) validate(args []string) error {
+	ways := len(args)
+	for _, given := range []bool{r.accept, r.from != ""} {
+		if given {
+			ways++
+		}
+	}
+	if ways == 1 && !(r.accept && (r.check || r.identity != "")) {
+		return nil
+	}
+	return usageError{fmt.Errorf("restore: want FILE, --from or --accept; see sandboxd restore --help")}
+}
+
+// run restores, or tries whether it could.
+func (r *restoring) run(ctx context.Context, cfg *config.Config, args []string, out io.Writer) error {
+	ids, err := identitiesOf(cfg, r.identity)
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	in := io.ReadCloser(os.Stdin)
+	switch {
+	case r.from != "":
+		var name string
+		if in, name, err = daemon.OpenBackup(ctx, cfg, r.from); err == nil {
+			fmt.Fprintf(out, "reading %s from %s\n", name, cfg.Backup.Target)
+		}
+	case args[0] != "-":
+		in, err = os.Open(args[0])
+	}
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	defer in.Close() //nolint:errcheck // read only
+	if r.check {
+		return daemon.CheckBackup(ctx, cfg, in, ids, out)
+	}
+	return daemon.Restore(ctx, cfg, in, ids, r.noData, out)
 }
 
 // identitiesOf reads the private keys for encrypted backups: those of the flag, or else those of
