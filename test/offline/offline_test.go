@@ -67,7 +67,7 @@ func TestOffline(t *testing.T) {
 	run(t, nil, "make", "-C", at("source"), "build", "BUILD="+at("normal"))
 	empty := []string{
 		"GOMODCACHE=" + at("modcache"), "GOCACHE=" + at("cache"), "XDG_CACHE_HOME=" + at("home"), // of runsc
-		"GOFLAGS=" + strings.TrimSpace(os.Getenv("GOFLAGS")+" -modcacherw"), // so that it can be removed
+		"GOFLAGS=" + strings.TrimSpace(run(t, nil, "go", "env", "GOFLAGS")+" -modcacherw"), // so that it can be removed
 	}
 	run(t, empty, "unshare", "-n", "make", "-C", at("source"), "build", "BUILD="+at("offline"), "MODULES="+at("modules"))
 	for _, name := range programs {
