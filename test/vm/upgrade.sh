@@ -114,7 +114,7 @@ TOML
 
   say "the disk is full"
   fill
-  fails "o space left" sandboxd upgrade "$releases/5.bundle" --gate 20m
+  fails "free space: " sandboxd upgrade "$releases/5.bundle" --gate 20m
   rm /fill.*
   runs 2
   fails "" sh -c 'find /usr/lib/sandboxd -name ".staged-*" | grep .'
