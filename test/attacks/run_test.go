@@ -333,8 +333,8 @@ func (f *field) await(t *testing.T, id string, port int) {
 	}
 }
 
-// values are what the words of a row stand for.
-func (f *field) values(t *testing.T, neighbour string, published uint16) *strings.Replacer {
+// values are what the words of a row stand for, as strings.NewReplacer takes them.
+func (f *field) values(t *testing.T, neighbour string, published uint16) []string {
 	t.Helper()
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	must(t, err)
@@ -343,24 +343,24 @@ func (f *field) values(t *testing.T, neighbour string, published uint16) *string
 	must(t, err)
 	_, shouts, err := net.SplitHostPort(f.shouts.LocalAddr().String())
 	must(t, err)
-	return strings.NewReplacer(
+	return []string{
 		"MARKER", f.marker, "BOOTID", strings.TrimSpace(string(boot)), "PID", strconv.Itoa(os.Getpid()),
 		"GATEWAY", f.Instance.Gateway().String(), "LISTENER", port, "NEIGHBOUR", g.word,
 		"DATAGRAMS", shouts, "PUBLISHED", fmt.Sprint(published),
 		"DNS", internet.DNS.String(), "SHARED", internet.Shared.String(), "OTHER", internet.Other.String(),
 		"PRIVATE", internet.Private.String(), "UPLINK", internet.Uplink.String(),
-	)
+	}
 }
 
 // run runs an attack in a sandbox.
-func (f *field) run(t *testing.T, a attack, id string, values *strings.Replacer) gain {
+func (f *field) run(t *testing.T, a attack, id string, values []string) gain {
 	t.Helper()
 	var argv []string
 	if a.run[0] != "sh" {
 		argv = append(argv, "/attack")
 	}
 	for _, arg := range a.run {
-		argv = append(argv, values.Replace(arg))
+		argv = append(argv, strings.NewReplacer(values...).Replace(arg))
 	}
 	g := f.exec(t, id, a.uid, argv)
 	if a.says != "" {
