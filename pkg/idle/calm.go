@@ -49,7 +49,7 @@ func (w *Watcher) calmDown(ctx context.Context, d *ward, why string) {
 	used := cpu - d.calm.cpu
 	d.calm = calmLook{time.Now(), cpu}
 	// A look that is long ago tells of a host that had room in between.
-	if since > 3*calmAfter || used > since/floor || d.quiet() < calmAfter {
+	if since > 3*calmAfter || used > floor(r.Spec.Runtime, since) || d.quiet() < calmAfter {
 		return
 	}
 	err = w.m.Calm(ctx, r, "nobody used it, and "+why, func() bool {

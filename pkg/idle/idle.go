@@ -49,10 +49,6 @@ type Manager interface {
 }
 
 const (
-	// floor is the CPU time that an idle sandbox may use, as a part of Spec.Idle.After and of one
-	// CPU: the agent alone, and an interpreter that waits, use less than a tenth of it
-	// (docs/benchmarks.md).
-	floor = 100
 	// retry is the wait after a policy was not applied: another operation holds the sandbox, or it
 	// failed.
 	retry = 10 * time.Second
@@ -252,7 +248,7 @@ func (d *ward) ring() {
 		return // one that hibernated has woken, and its uses are another ward's
 	}
 	after := r.Spec.Idle.After
-	if d.busy(after) {
+	if d.busy(&r) {
 		d.touch()
 	}
 	if left := after - d.quiet(); left > 0 {
@@ -286,9 +282,19 @@ func (d *ward) again(after time.Duration) {
 	d.timer.Reset(after)
 }
 
+// floor is the CPU time that an idle sandbox uses within d at most: a server in it that waits, and wakes
+// for that a few times a second, uses less. gVisor takes several times the CPU for the same work.
+// (docs/design/lifecycle.md, "When is a sandbox idle?", has the figures)
+func floor(runtime string, d time.Duration) time.Duration {
+	if runtime == "runsc" {
+		return d / 20
+	}
+	return d / 100
+}
+
 // busy reports whether the sandbox has used more CPU time since the last look than an idle one
-// does. Two looks are never further apart than after.
-func (d *ward) busy(after time.Duration) bool {
+// does. Two looks are never further apart than its idle time.
+func (d *ward) busy(r *record.Record) bool {
 	cpu, err := d.w.m.CPU(d.id)
 	if err != nil {
 		d.w.log.Debug("cannot read the CPU time of a sandbox; it counts as busy", "sandbox", d.id, "err", err)
@@ -298,5 +304,5 @@ func (d *ward) busy(after time.Duration) bool {
 	defer d.mu.Unlock()
 	used := cpu - d.cpu
 	d.cpu = cpu
-	return used > after/floor
+	return used > floor(r.Spec.Runtime, r.Spec.Idle.After)
 }
