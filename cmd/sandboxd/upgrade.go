@@ -41,7 +41,7 @@ func changeFlags(cmd *cobra.Command) *changing {
 	f.StringVar(&c.root, "root", string(versions.Default), "directory with the versions")
 	f.StringVar(&c.restart, "restart", "", "shell command that restarts the daemon and returns when it serves "+
 		"(default: systemctl, if systemd is init)")
-	f.DurationVar(&c.limit, "gate", time.Minute, "how long the new version may take to be found good")
+	f.DurationVar(&c.limit, "gate", time.Minute, "how long the new version may take to start and to be found good")
 	return c
 }
 
@@ -57,13 +57,13 @@ func (c *changing) change(out io.Writer) (ch upgrade.Change, err error) {
 	}
 	switch {
 	case c.restart != "":
-		ch.Restart = func(ctx context.Context) error { return shell(ctx, c.restart) }
+		ch.Restart = func(ctx context.Context) error {
+			_, err := shell(ctx, c.restart)
+			return err
+		}
 	case systemd.Booted():
 		ch.Units = "/usr/lib/systemd/system"
-		ch.Restart = func(ctx context.Context) error {
-			return shell(ctx, "systemctl daemon-reload && systemctl restart sandboxd.service || "+
-				"{ journalctl --unit sandboxd.service --lines 5 --output cat --no-pager; exit 1; }")
-		}
+		ch.Restart = restartService
 	default:
 		return ch, usageError{errors.New("systemd is not init here, so it is not known how the daemon is restarted: " +
 			"give the command with --restart")}
@@ -71,14 +71,35 @@ func (c *changing) change(out io.Writer) (ch upgrade.Change, err error) {
 	return ch, nil
 }
 
-func shell(ctx context.Context, command string) error {
+// restartService has systemd restart the daemon. If ctx ends, systemd goes on with that until it is
+// asked again, which makes it give up the daemon that does not come up.
+func restartService(ctx context.Context) error {
+	_, err := shell(ctx, "systemctl daemon-reload && systemctl restart sandboxd.service")
+	if err == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	said, noLog := shell(ctx, "journalctl --unit sandboxd.service --lines 5 --output cat --no-pager")
+	return errors.Join(fmt.Errorf("%w; the service's log ends with:\n%s", err, said), noLog)
+}
+
+// shell runs a command and returns what it says. It does not wait for long after ctx has ended.
+func shell(ctx context.Context, command string) (said string, err error) {
 	cmd := exec.CommandContext(ctx, "sh", "-c", command)
 	// A terminal's Control-C must not end what restarts the daemon, or the daemon itself.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", command, err, strings.TrimSpace(string(out)))
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
+	out, err := cmd.CombinedOutput()
+	said = strings.TrimSpace(string(out))
+	if errors.Is(err, exec.ErrWaitDelay) {
+		return said, fmt.Errorf("%s: it has ended, and a process that it started has its output still open: redirect that: %s", command, said)
 	}
-	return nil
+	if err != nil {
+		return said, fmt.Errorf("%s: %w: %s", command, err, said)
+	}
+	return said, nil
 }
 
 func upgradeCommand() *cobra.Command {

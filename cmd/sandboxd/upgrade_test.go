@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/versions"
 )
@@ -71,5 +74,34 @@ the change to 1.10.0 was undone at 2026-01-01T00:00:00Z: it did not answer
 		if _, err := run(args...); err == nil {
 			t.Errorf("%q is accepted", args)
 		}
+	}
+}
+
+// TestShell: the command that restarts a daemon says why it fails. When its time is over, it ends with
+// all that it has started.
+func TestShell(t *testing.T) {
+	if said, err := shell(t.Context(), "echo it serves"); said != "it serves" || err != nil {
+		t.Errorf("%q, %v", said, err)
+	}
+	if _, err := shell(t.Context(), "echo no room >&2; exit 3"); err == nil || !strings.HasSuffix(err.Error(), "exit status 3: no room") {
+		t.Errorf("%v", err)
+	}
+	started := filepath.Join(t.TempDir(), "started")
+	if err := unix.Mkfifo(started, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		if b, err := os.ReadFile(started); err != nil || string(b) != "yes\n" {
+			t.Errorf("%q, %v", b, err)
+		}
+	}()
+	begin := time.Now()
+	if _, err := shell(ctx, "sleep 1000 & echo yes >"+started+"; wait"); err == nil || !strings.Contains(err.Error(), "signal: killed") {
+		t.Errorf("after its time: %v", err)
+	}
+	if took := time.Since(begin); took > 4*time.Second {
+		t.Errorf("it ended after %v: what it started holds its output", took)
 	}
 }

@@ -34,11 +34,11 @@ type Change struct {
 	// Client is the daemon.
 	Client *client.Client
 	// Restart restarts the daemon as the version that the link current names. It returns when the
-	// daemon serves, or why it does not.
+	// daemon serves, or why it does not, and soon after its context has ended.
 	Restart func(context.Context) error
 	// Units is the directory of the service's unit files; "": no service manager reads any.
 	Units string
-	// Limit is how long the new version may take until it is found good.
+	// Limit is how long the new version may take to start and to be found good.
 	Limit time.Duration
 	Out   io.Writer
 	// Lock is that of Root, if the caller has taken it. Run releases it.
@@ -132,9 +132,15 @@ func (c *Change) journal() (*versions.Journal, error) {
 	return j, nil
 }
 
+// backLimit is how long the version of before may take to start: as long as the service's unit gives it
+// (TimeoutStopSec=, TimeoutStartSec=).
+const backLimit = 11 * time.Minute
+
 // try lets the new version run, and looks whether it is good. Everything that it does is undone by
 // undo, from any point on.
 func (c *Change) try(ctx context.Context, j *versions.Journal, before *view) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("it was not found good within %s", c.Limit))
+	defer cancel()
 	steps := []struct {
 		name string
 		do   func() error
@@ -158,7 +164,11 @@ func (c *Change) try(ctx context.Context, j *versions.Journal, before *view) err
 		if err := failpoint.Pass("upgrade:" + s.name); err != nil {
 			return err
 		}
-		if err := s.do(); err != nil {
+		err := s.do()
+		if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -166,8 +176,6 @@ func (c *Change) try(ctx context.Context, j *versions.Journal, before *view) err
 }
 
 func (c *Change) restart(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, c.Limit)
-	defer cancel()
 	if err := c.Restart(ctx); err != nil {
 		return fmt.Errorf("restart the daemon: %w", err)
 	}
@@ -176,7 +184,8 @@ func (c *Change) restart(ctx context.Context) error {
 
 // back lets the version of before run again, and returns why. It cannot be interrupted.
 func (c *Change) back(ctx context.Context, j *versions.Journal, why error) error {
-	ctx = context.WithoutCancel(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), backLimit)
+	defer cancel()
 	if now, err := c.Root.Journal(); err == nil && now != nil && now.Step == versions.Done && now.Nonce == j.Nonce {
 		return fmt.Errorf("sandboxd %s runs; what was left to do failed: %w", j.To, why)
 	}

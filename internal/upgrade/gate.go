@@ -71,16 +71,6 @@ func (c *Change) ask(ctx context.Context, ids []string) []error {
 
 // gate returns why the new version is not good.
 func (c *Change) gate(ctx context.Context, j *versions.Journal, before *view) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("it did not pass within %s", c.Limit))
-	defer cancel()
-	err := c.pass(ctx, j, before)
-	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
-		return fmt.Errorf("%w: %w", cause, err)
-	}
-	return err
-}
-
-func (c *Change) pass(ctx context.Context, j *versions.Journal, before *view) error {
 	if err := c.ran(ctx, j.To); err != nil {
 		return err
 	}

@@ -151,13 +151,13 @@ func (s *service) link(from, to string) {
 	}
 }
 
-// broken installs a version whose daemon ends at its start. All else is that of another version.
+// broken installs a version whose daemon ends at its start, or hangs if the file hang is there. All else is that of another version.
 func (s *service) broken(version, of string) {
 	s.t.Helper()
 	s.link(s.root.Dir(of), s.root.Dir(version))
 	program := s.root.Program(version, "sandboxd")
-	text := fmt.Sprintf("#!/bin/sh\n[ \"$1\" != serve ] || { echo 'this version is broken' >&2; exit 1; }\nexec %s \"$@\"\n",
-		s.root.Program(of, "sandboxd"))
+	text := fmt.Sprintf("#!/bin/sh\nif [ \"$1\" = serve ]; then\n[ ! -e %s ] || exec sleep infinity\necho 'this version is broken' >&2\n"+
+		"exit 1\nfi\nexec %s \"$@\"\n", s.path("hang"), s.root.Program(of, "sandboxd"))
 	if err := errors.Join(os.Remove(program), os.WriteFile(program, []byte(text), 0o755)); err != nil {
 		s.t.Fatal(err)
 	}
@@ -319,6 +319,17 @@ func TestChangeVersion(t *testing.T) {
 	out, err = s.change("", "rollback", "0.9.2")
 	if err == nil || !strings.Contains(out, "this version is broken") || !strings.Contains(out, "0.9.0 runs again") {
 		t.Errorf("to a broken version: %v\n%s", err, out)
+	}
+	s.runs("0.9.0")
+	alive()
+
+	// So is one that hangs.
+	if err := os.WriteFile(s.path("hang"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err = s.change("", "rollback", "0.9.2", "--gate", "5s")
+	if err == nil || !strings.Contains(out, "it was not found good within 5s") || !strings.Contains(out, "0.9.0 runs again") {
+		t.Errorf("to a version that hangs: %v\n%s", err, out)
 	}
 	s.runs("0.9.0")
 	alive()

@@ -2,7 +2,8 @@
 # Makes what the story "upgrade" needs, of what `make build` made:
 #   test/vm/releases.sh DIR
 # DIR gets the package of release 2, and bundles of three more with their key: 3 is good, the daemon of
-# 4 does not start, and 5 writes a state of a newer schema. Release N is version 0.N.1-dev+0000000.
+# 4 does not start, or hangs if there is /root/hang, and 5 writes a state of a newer schema. Release N
+# is version 0.N.1-dev+0000000.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=$1 work=$(mktemp -d)
@@ -51,7 +52,7 @@ rm "$work/4/sandboxd"
 cat >"$work/4/sandboxd" <<'SH'
 #!/bin/sh
 case $1 in
-serve) echo "this release is broken" >&2; exit 1 ;;
+serve) [ ! -e /root/hang ] || exec sleep infinity; echo "this release is broken" >&2; exit 1 ;;
 --version) echo "sandboxd version 0.4.1-dev+0000000" ;;
 *) exec /usr/lib/sandboxd/versions/0.2.1-dev+0000000/bin/sandboxd "$@" ;;
 esac

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2016 # single quotes: the guest's shell expands these
 # An operator changes the version with four sandboxes on each runtime: to a good one, back, to one
-# that does not start, and to one with a newer schema. The program that changes it is killed, and the
-# power is cut. test/vm/releases.sh makes the releases.
+# that does not start or hangs, and to one with a newer schema. The program that changes it is
+# killed, and the power is cut. test/vm/releases.sh makes the releases.
 # needs: minisign
 
 releases=build/releases
@@ -76,7 +76,7 @@ TOML
   fails "did not sign these bytes" sandboxd upgrade /root/changed.bundle
   rm /root/changed.bundle
   minisign -G -W -p /root/other.pub -s /root/other.key >/dev/null
-  fails "key" sandboxd upgrade "$releases/3.bundle" --key /root/other.pub
+  fails "was signed with the key" sandboxd upgrade "$releases/3.bundle" --key /root/other.pub
   same 1 "$(sandboxd versions | grep -c '^0')" "versions"
 
   say "an upgrade"
@@ -98,6 +98,13 @@ TOML
   runs 2
   alive
   sandboxd versions | grep "was undone"
+
+  say "a release that hangs at its start"
+  touch /root/hang
+  fails "it was not found good within 1m0s: restart the daemon" sandboxd upgrade "$releases/4.bundle" --gate 1m
+  rm /root/hang
+  runs 2
+  alive
 
   say "whoever upgrades is killed, and the new release does not start: the service goes back by itself"
   fails "" env SANDBOXD_FAILPOINT=upgrade:restart=kill sandboxd upgrade "$releases/4.bundle" --gate 20m
