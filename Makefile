@@ -130,7 +130,8 @@ vendor-archive: go ## write all Go modules into build/modules.tar.zst, for make 
 	@scripts/vendor-archive.sh $(BUILD)/modules.tar.zst
 
 .PHONY: sbom
-sbom: build ## write build/sbom.cdx.json: what is in the programs, and in the archives IMAGES
+IMAGES ?= $(wildcard $(BUILD)/images/*.tar)
+sbom: build ## write build/sbom.cdx.json: what is in the programs, and in IMAGES (all archives in build/images)
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/sandboxd sbom -o $(BUILD)/sbom.cdx.json $(addprefix --image ,$(IMAGES)) \
 	  $(addprefix --program $(BIN)/,sandboxd sandboxctl sandboxd-runc runsc agent/sandbox-agent)
 
@@ -148,7 +149,7 @@ packages: build packager ## write .deb and .rpm of the programs and of build/ima
 	@scripts/packages.sh $(or $(ARCH),$(shell $(GO) env GOARCH))
 
 .PHONY: bundle
-bundle: build ## sign one file with build/packages and build/images, for hosts without a network; KEY=SECRETKEY
+bundle: build ## sign one file with build/packages, build/images and their SBOM, for hosts without a network; KEY=SECRETKEY
 	@scripts/bundle.sh "$(KEY)" $(FORMS)
 
 .PHONY: test-vm

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Writes build/sandboxd-VERSION-ARCH.bundle of build/packages, build/images and the bill of
-# materials, if there is one, and signs it:
+# Writes build/sandboxd-VERSION-ARCH.bundle of build/packages and build/images, with a bill of
+# materials of the programs and images that it carries, and signs it:
 #   scripts/bundle.sh SECRETKEY [deb|rpm...]
-# The packages of images are left out: the archives themselves are in the bundle.
+# The packages of images are left out: the archives themselves are in the bundle. BUILD is another
+# directory than build for all but the program that writes the bundle.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 key=${1:-}
 [ -n "$key" ] || { echo "bundle: name the secret key, as make bundle KEY=FILE; minisign -G makes one" >&2; exit 2; }
 shift
 forms=("${@:-deb}")
+build=${BUILD:-build}
 arch=$(go env GOARCH)
 version=$(build/bin/sandboxd --version)
 version=${version##* }
@@ -17,23 +19,39 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 args=()
 for form in "${forms[@]}"; do
   n=${#args[@]}
-  for package in build/packages/*."$form"; do
+  for package in "$build"/packages/*."$form"; do
     case ${package##*/} in
     sandboxd-image-* | '*'.*) ;;
+    sandboxd_*_"$arch".deb | sandboxd-[0-9]*."$(uname -m)".rpm) args+=(--package "$package") programs=${programs:-$package} ;;
     *_"$arch".deb | *_all.deb | *."$(uname -m)".rpm | *.noarch.rpm) args+=(--package "$package") ;;
     esac
   done
-  [ ${#args[@]} -gt "$n" ] || { echo "bundle: build/packages has no .$form for $arch: make packages" >&2; exit 1; }
+  [ ${#args[@]} -gt "$n" ] || { echo "bundle: $build/packages has no .$form for $arch: make packages" >&2; exit 1; }
 done
-for image in build/images/*.tar; do
-  [ -e "$image" ] || { echo "bundle: build/images has no archives, so there are no images in it; make images writes them" >&2; break; }
-  args+=(--image "$image")
+
+# The bill is of the programs as they are in the package, whatever was compiled since.
+work=$(mktemp -d "$build/bundle.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+case ${programs:-} in
+*.deb) dpkg-deb --extract "$programs" "$work" ;;
+*.rpm) # rpm2cpio (rpm 4.18) writes all and fails: nfpm notes another size. cpio fails if bytes are missing.
+  { rpm2cpio "$programs" || true; } | (cd "$work" && cpio --extract --make-directories --quiet --no-absolute-filenames)
+  ;;
+esac
+dir=$work/usr/lib/sandboxd/versions/$version
+[ -d "$dir" ] || { echo "bundle: $build/packages has no package of sandboxd $version: make packages" >&2; exit 1; }
+bill=()
+for program in bin/sandboxd bin/sandboxctl libexec/sandboxd/{sandboxd-runc,runsc,agent/sandbox-agent}; do
+  bill+=(--program "$dir/$program")
 done
-for sbom in build/*.cdx.json; do
-  [ -e "$sbom" ] || { echo "bundle: there is no build/sbom.cdx.json, so there is no bill of materials in it" >&2; break; }
-  args+=(--sbom "$sbom")
+for image in "$build"/images/*.tar; do
+  [ -e "$image" ] || { echo "bundle: $build/images has no archives, so there are no images in it; make images writes them" >&2; break; }
+  args+=(--image "$image") bill+=(--image "$image")
 done
+build/bin/sandboxd sbom -o "$build/sbom.cdx.json" "${bill[@]}"
+args+=(--sbom "$build/sbom.cdx.json")
+
 for file in LICENSE THIRD_PARTY.md; do args+=(--file "licences/$file=$file"); done
 for file in README.md ARCHITECTURE.md SECURITY.md docs; do args+=(--file "documents/$file=$file"); done
-build/bin/sandboxd bundle create -o "build/sandboxd-$version-$arch.bundle" --key "$key" --commit "$(git rev-parse HEAD)" \
+build/bin/sandboxd bundle create -o "$build/sandboxd-$version-$arch.bundle" --key "$key" --commit "$(git rev-parse HEAD)" \
   --file units=systemd "${args[@]}"
