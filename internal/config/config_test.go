@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -373,7 +374,7 @@ func TestSlots(t *testing.T) {
 func TestCertificates(t *testing.T) {
 	c := &Config{
 		Listen: Listen{TLSCert: "/a", TLSKey: "/k"}, Gateway: Gateway{TLSCert: "/a", TLSKey: "/k"}, Network: Network{Roots: "/r"},
-		Registries: []registry.Registry{{CA: "/c"}, {}, {CA: "/d"}, {CA: "/c"}},
+		Registries: []registry.Registry{{CA: "/c"}, {}, {CA: "/d"}, {CA: "/c"}}, Backup: Backup{CA: "/b"},
 	}
 	want := []validity.File{
 		{Key: "listen.tls_cert", Path: "/a"},
@@ -381,12 +382,53 @@ func TestCertificates(t *testing.T) {
 		{Key: "network.roots", Path: "/r", Trusted: true},
 		{Key: "registries.ca", Path: "/c", Trusted: true},
 		{Key: "registries.ca", Path: "/d", Trusted: true},
+		{Key: "backup.ca", Path: "/b", Trusted: true},
 	}
 	if got := c.Certificates(); !slices.Equal(got, want) {
 		t.Errorf("%+v", got)
 	}
 	if got := (&Config{}).Certificates(); len(got) > 0 {
 		t.Errorf("without any: %+v", got)
+	}
+}
+
+// TestCertificateKeys: each key whose name says that it is a file of certificates is in Certificates.
+func TestCertificateKeys(t *testing.T) {
+	c := &Config{}
+	var keys []string
+	var set func(key string, v reflect.Value)
+	set = func(key string, v reflect.Value) {
+		switch v.Kind() {
+		case reflect.Struct:
+			for i := range v.NumField() {
+				if name := v.Type().Field(i).Tag.Get("toml"); name != "" && name != "-" {
+					set(strings.TrimPrefix(key+"."+name, "."), v.Field(i))
+				}
+			}
+		case reflect.Slice:
+			v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+			set(key, v.Index(0))
+		case reflect.Map:
+			set(key, reflect.New(v.Type().Elem()).Elem())
+		case reflect.String:
+			if strings.HasSuffix(key, "cert") || strings.HasSuffix(key, ".ca") || strings.HasSuffix(key, "roots") {
+				keys = append(keys, key)
+				v.SetString("/" + key)
+			}
+		}
+	}
+	set("", reflect.ValueOf(c).Elem())
+	var got []string
+	for _, f := range c.Certificates() {
+		if f.Path != "/"+f.Key {
+			t.Errorf("%s has the file of %s", f.Key, f.Path)
+		}
+		got = append(got, f.Key)
+	}
+	slices.Sort(keys)
+	slices.Sort(got)
+	if len(keys) < 5 || !slices.Equal(got, keys) {
+		t.Errorf("Certificates has %q; the configuration has %q", got, keys)
 	}
 }
 

@@ -69,6 +69,7 @@ func (c *Config) Certificates() (all []validity.File) {
 			add(f.Key, f.Path, f.Trusted)
 		}
 	}
+	add("backup.ca", c.Backup.CA, true)
 	return all
 }
 
