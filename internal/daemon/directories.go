@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/backup/schedule"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/upgrade"
 	"github.com/sandboxd/sandboxd/internal/versions"
@@ -192,6 +193,14 @@ func withoutPrograms(
 		}
 	}
 	return rest, nil
+}
+
+// removeDrills removes copies of the state that a daemon left which was killed in a drill: with drills
+// switched off there is no next one, which would remove them.
+func removeDrills(d *Daemon) {
+	if err := schedule.RemoveDrills(d.cfg.StateDir); err != nil {
+		d.log.Warn("not all copies of a restore drill are removed; the next start tries again", "err", err)
+	}
 }
 
 // instanceLock is the file that a daemon of an instance locks, and what another one is told.

@@ -272,6 +272,7 @@ func noRoom(err error) error {
 // openBackups makes the keeper of backups, if the configuration names a target for them.
 func openBackups(d *Daemon, version string) error {
 	c := d.cfg.Backup
+	removeDrills(d)
 	to, err := c.Open()
 	if err != nil || to == nil {
 		return err

@@ -4,12 +4,33 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/config"
 )
+
+// TestDrillKilled: the next daemon removes the copy of the state that a drill left, also without a target.
+func TestDrillKilled(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"drill-1/sandboxd.db", "drill-2/sandboxd.db", "blobs/1"} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := &Daemon{cfg: &config.Config{StateDir: dir}, log: slog.New(slog.DiscardHandler)}
+	if err := openBackups(d, ""); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := filepath.Glob(dir + "/*"); err != nil || !slices.Equal(left, []string{dir + "/blobs"}) {
+		t.Errorf("%q is left, %v", left, err)
+	}
+}
 
 // TestKeptStates: each restore keeps the state before it, and of these the newest stay.
 func TestKeptStates(t *testing.T) {

@@ -17,8 +17,12 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// removing is the prefix of a directory that is being removed. It is no name of a version.
-const removing = ".removing-"
+// The prefixes of directories beside versions, which are no names of versions: of one that is being removed, and
+// of one that an installation unpacks (internal/appliance) while it has the lock.
+const (
+	removing = ".removing-"
+	staged   = ".staged-"
+)
 
 // Prune removes the versions that nothing needs, and returns them. The versions that the links name, that
 // the package manager has installed, and that processes run from or have mounted, are needed; own is the
@@ -26,8 +30,8 @@ const removing = ".removing-"
 // Prune does nothing.
 func (r Root) Prune(own string, needed func(candidates []string) (rest []string, err error)) (removed []string, err error) {
 	all, err := r.spare(own)
-	cut, globErr := filepath.Glob(filepath.Join(string(r), "versions", removing+"*")) // of a removal that was cut short
-	if err = errors.Join(err, globErr); len(all)+len(cut) == 0 || err != nil {        // mostly so, and cheap
+	cut, cutErr := r.cut()
+	if err = errors.Join(err, cutErr); len(all)+len(cut) == 0 || err != nil { // mostly so, and cheap
 		return nil, err
 	}
 	lock, err := r.Lock()
@@ -38,13 +42,14 @@ func (r Root) Prune(own string, needed func(candidates []string) (rest []string,
 		return nil, err
 	}
 	defer lock.Unlock()
+	cut, err = r.cut() // again: under the lock
 	for _, dir := range cut {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
 	if err != nil {
 		return nil, err
 	}
-	rest, err := r.spare(own) // again: under the lock
+	rest, err := r.spare(own) // likewise
 	for _, drop := range []func([]string) ([]string, error){needed, r.notPackaged, r.notUsed} {
 		if err != nil || len(rest) == 0 {
 			break
@@ -61,6 +66,15 @@ func (r Root) Prune(own string, needed func(candidates []string) (rest []string,
 		removed = append(removed, version)
 	}
 	return removed, nil
+}
+
+// cut lists what a removal or an installation left that was cut short.
+func (r Root) cut() (dirs []string, err error) {
+	for _, prefix := range []string{removing, staged} {
+		found, globErr := filepath.Glob(filepath.Join(string(r), "versions", prefix+"*"))
+		dirs, err = append(dirs, found...), errors.Join(err, globErr)
+	}
+	return dirs, err
 }
 
 // spare lists the versions, the newest first, that are neither own nor named by a link or by a change that

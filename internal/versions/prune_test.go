@@ -41,9 +41,11 @@ func TestPrune(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { sentry.Process.Kill(); sentry.Wait() }() //nolint:errcheck // it is killed
-	cut := filepath.Join(string(r), "versions", removing+"1.3.0", "bin")
-	if err := os.MkdirAll(cut, 0o755); err != nil {
-		t.Fatal(err)
+	cut := []string{filepath.Join(string(r), "versions", removing+"1.3.0"), filepath.Join(string(r), "versions", staged+"17")}
+	for _, dir := range cut {
+		if err := os.MkdirAll(dir+"/bin", 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	prune := func(want ...string) {
 		t.Helper()
@@ -65,13 +67,20 @@ func TestPrune(t *testing.T) {
 	}
 	upgrader := holdLock(t, r)
 	prune()
+	for _, dir := range cut {
+		if _, err := os.Stat(dir); err != nil {
+			t.Error("while somebody has the lock:", err)
+		}
+	}
 	upgrader.Kill()      //nolint:errcheck // Wait tells
 	if r.Wait() != nil { // it has ended
 		t.Fatal("the lock is not free")
 	}
 	prune("1.5.0")
-	if _, err := os.Stat(filepath.Dir(cut)); !os.IsNotExist(err) {
-		t.Error("the remains of a removal are there:", err)
+	for _, dir := range cut {
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("the remains %s are there: %v", dir, err)
+		}
 	}
 	if err := r.Note(&Journal{Step: Done, From: "1.4.0", To: "2.0.0", Nonce: "n"}); err != nil {
 		t.Fatal(err)

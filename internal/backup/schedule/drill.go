@@ -82,7 +82,7 @@ func (k *Keeper) drill(ctx context.Context) (d Drilled, err error) {
 	if d.Backup, err = target.Find(ctx, k.Target, k.Owner, target.Latest); err != nil {
 		return d, err
 	}
-	if err := k.forgetDrills(); err != nil {
+	if err := RemoveDrills(k.Dir); err != nil {
 		return d, err
 	}
 	ids, err := k.Trial.Identities()
@@ -143,12 +143,13 @@ func (t *Trial) secrets(ctx context.Context, db *store.DB, f store.Facts) ([]str
 	return s.Problems(key), nil
 }
 
-// forgetDrills removes the copies of a daemon that was killed in a drill.
-func (k *Keeper) forgetDrills() error {
-	all, err := os.ReadDir(k.Dir)
+// RemoveDrills removes the copies of a daemon that was killed in a drill from the directory of its state.
+// No drill may run.
+func RemoveDrills(dir string) error {
+	all, err := os.ReadDir(dir)
 	for _, e := range all {
 		if strings.HasPrefix(e.Name(), drillDir) {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(k.Dir, e.Name())))
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
 		}
 	}
 	return err
