@@ -33,8 +33,13 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
+	return benchIn(t, t.TempDir())
+}
+
+func benchIn(t *testing.T, dir string) *bench {
+	t.Helper()
 	hosttest.Root(t)
-	b := &bench{t: t, dir: t.TempDir(), said: &strings.Builder{}}
+	b := &bench{t: t, dir: dir, said: &strings.Builder{}}
 	b.root = filepath.Join(b.dir, "root")
 	b.put("root/var/lib/dpkg/info/format", "1\n")
 	b.put("root/var/lib/dpkg/updates/.keep", "")
@@ -299,5 +304,32 @@ func TestRPM(t *testing.T) {
 	}
 	if !slices.Equal(got, []string{"iptables", "libseccomp >= 2.5.0"}) {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestUnpackRPM: rpm2cpio fails on packages of ours when it has written all of them. What it writes must be
+// whole.
+func TestUnpackRPM(t *testing.T) {
+	b := newBench(t)
+	b.put("in/usr/lib/file", strings.Repeat("text\n", 1000))
+	archive := b.put("archive", "")
+	if out, err := exec.Command("sh", "-c", "cd "+b.dir+"/in && find . | cpio -o -H newc --quiet >"+archive).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for what, c := range map[string]struct{ program, want string }{
+		"whole":     {"cat " + archive + "; exit 1", ""},
+		"cut":       {"head -c 3000 " + archive + "; exit 1", "cpio: exit status"},
+		"nothing":   {"exit 1", "cpio: exit status"},
+		"succeeded": {"cat " + archive, ""},
+	} {
+		b.program("rpm2cpio", c.program)
+		dir := t.TempDir()
+		err := rpm{}.unpack(t.Context(), "x.rpm", dir)
+		if c.want == "" && err == nil {
+			err = same(dir, filepath.Join(b.dir, "in"))
+		}
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

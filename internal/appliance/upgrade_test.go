@@ -24,7 +24,9 @@ func (b *bench) release(version, text string) string {
 	b.put(dir+"/DEBIAN/control", fmt.Sprintf("Package: sandboxd\nVersion: %s\nArchitecture: all\nMaintainer: a <a@example.org>\n"+
 		"Description: a\n", version))
 	below := dir + "/usr/lib/sandboxd/versions/" + version
-	b.put(below+"/bin/sandboxd", "#!/bin/sh\necho "+text+"\n")
+	if err := os.Chmod(b.put(below+"/bin/sandboxd", "#!/bin/sh\necho "+text+"\n"), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
 	b.put(below+"/libexec/sandboxd/agent/sandbox-agent", "agent of "+version)
 	b.put(below+"/share/sandboxd/schema", "6\n")
 	b.put(below+"/share/sandboxd/rootfs/large", strings.Repeat(text, 1<<14))

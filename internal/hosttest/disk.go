@@ -45,8 +45,13 @@ func FillDisk(t testing.TB, dir string) (free func()) {
 // Fill does so in a process that is no test.
 func Fill(dir string) error {
 	f, err := os.Create(filepath.Join(dir, "ballast"))
-	for err == nil {
-		_, err = f.Write(make([]byte, 4096))
+	if err != nil {
+		return err
+	}
+	for _, size := range []int{4096, 512} { // the second for a file system of smaller blocks
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
 	}
 	if err := errors.Join(err, f.Sync(), f.Close()); !errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("fill the disk of %s: %w", dir, err)

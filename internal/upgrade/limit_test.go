@@ -28,7 +28,8 @@ func TestLimit(t *testing.T) {
 		}
 		return restart(ctx)
 	}
-	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), from+" runs again: it was not found good within 1s: restart the daemon") {
+	want := from + " runs again: it was not found good within 1s: restart the daemon"
+	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 	if version, err := s.consistent(); err != nil || version != from {

@@ -30,12 +30,17 @@ import (
 // a few lines; test/e2e changes the version of the real one.
 
 const (
-	from, to  = "1.0.0", "1.1.0"
-	diskBytes = 96 << 20
-	old       = 3 // newest schema that from reads: that of release-2
+	before, from, to = "0.9.0", "1.0.0", "1.1.0"
+
+	diskBytes = 32 << 20
+	old       = 3 // newest schema that before and from read: that of release-2
 )
 
-// site is a directory with two versions and a state.
+// ways are the changes that a process makes: of from to a version with a newer schema, and of from back to
+// the version before it, which has the same schema.
+var ways = []struct{ do, to string }{{"change", to}, {"back", before}}
+
+// site is a directory with three versions and a state.
 type site struct {
 	dir   string
 	root  versions.Root
@@ -47,11 +52,11 @@ func siteIn(dir string) site {
 	return site{dir, versions.Root(filepath.Join(dir, "root")), filepath.Join(dir, "state/sandboxd.db"), filepath.Join(dir, "units")}
 }
 
-// build fills the site: from is current, and 0.9.0 was before.
+// build fills the site: from is current, and before was it before.
 func build(t *testing.T, dir string) site {
 	t.Helper()
 	s := siteIn(dir)
-	for version, schema := range map[string]int{"0.9.0": old, from: old, to: store.Schema} {
+	for version, schema := range map[string]int{before: old, from: old, to: store.Schema} {
 		s.put(t, "root/versions/"+version+"/share/sandboxd/schema", fmt.Sprint(schema), 0o644)
 		s.put(t, "root/versions/"+version+"/systemd/sandboxd.service", "unit of "+version, 0o644)
 		s.put(t, "root/versions/"+version+"/systemd/sandboxd.socket", "socket", 0o644)
@@ -66,7 +71,7 @@ func build(t *testing.T, dir string) site {
 		t.Fatal(err)
 	}
 	s.put(t, "state/sandboxd.db", string(released), 0o600)
-	if err := errors.Join(s.root.Point(versions.Current, from), s.root.Point(versions.Previous, "0.9.0")); err != nil {
+	if err := errors.Join(s.root.Point(versions.Current, from), s.root.Point(versions.Previous, before)); err != nil {
 		t.Fatal(err)
 	}
 	unix.Sync()
@@ -119,19 +124,24 @@ func (s site) change(out io.Writer) (*Change, error) {
 			return err
 		}
 		running = version
-		if version != to {
-			return s.reads(old)
-		}
-		db, err := store.Open(s.state, store.Options{})
-		if err != nil {
-			return err
-		}
-		if err := db.Close(); err != nil || now != "after" {
+		if err := s.open(version); err != nil || now != "after" {
 			return err
 		}
 		return hosttest.Fill(s.dir)
 	}
 	return &Change{Root: s.root, To: to, Client: c, Restart: restart, Units: s.units, Limit: time.Minute, Out: out}, err
+}
+
+// open opens the state as the version does.
+func (s site) open(version string) error {
+	if version != to {
+		return s.reads(old)
+	}
+	db, err := store.Open(s.state, store.Options{})
+	if err != nil {
+		return err
+	}
+	return db.Close()
 }
 
 // reads fails if a version that reads schemas up to n cannot read the state.
@@ -152,10 +162,10 @@ func (s site) consistent() (version string, err error) {
 	want := map[string]struct {
 		before string
 		schema int
-	}{from: {"0.9.0", old}, to: {from, store.Schema}}[version]
-	before, err := s.root.Named(versions.Previous)
-	if err == nil && before != want.before {
-		err = fmt.Errorf("previous is %q", before)
+	}{before: {from, old}, from: {before, old}, to: {from, store.Schema}}[version]
+	previous, err := s.root.Named(versions.Previous)
+	if err == nil && previous != want.before {
+		err = fmt.Errorf("previous is %q", previous)
 	}
 	unit, uerr := os.ReadFile(filepath.Join(s.units, "sandboxd.service"))
 	if uerr == nil && string(unit) != "unit of "+version {
@@ -184,7 +194,11 @@ func TestMain(m *testing.M) {
 		_, err = Settle(s.root, s.state, slog.New(slog.DiscardHandler))
 	} else {
 		var c *Change
-		if c, err = s.change(os.Stdout); err == nil {
+		c, err = s.change(os.Stdout)
+		if err == nil && do == "back" { // as sandboxd rollback does
+			c.To, err = s.root.Named(versions.Previous)
+		}
+		if err == nil {
 			err = c.Run(context.Background())
 		}
 	}
@@ -287,8 +301,8 @@ func TestTwo(t *testing.T) {
 	}
 }
 
-// TestPowerCut cuts a change, and its undoing, at each step, by the copy of a disk that holds what has
-// reached it then.
+// TestPowerCut cuts a change, there and back, and its undoing, at each step, by the copy of a disk that
+// holds what has reached it then.
 func TestPowerCut(t *testing.T) {
 	hosttest.Root(t)
 	var upgrades, settles []string
@@ -299,62 +313,73 @@ func TestPowerCut(t *testing.T) {
 			settles = append(settles, point)
 		}
 	}
-	cuts := map[string]int{}
-	for _, point := range upgrades {
-		t.Run(point, func(t *testing.T) {
-			d := hosttest.NewDisk(t, diskBytes)
-			s := build(t, d.Dir)
-			out, cut := s.another(t, "change", point+"=kill")
-			if !cut {
-				t.Fatalf("it was not cut at %s: %s", point, out)
-			}
-			left := d.Left()
-			want := from
-			if point == "upgrade:disarm" {
-				want = to
-			}
-			for _, again := range append(settles, "") {
-				// Each undoing begins with what the cut has left, and is cut itself.
-				d.Put(left)
-				out, cut := s.another(t, "settle", again+"=kill")
-				if cut {
-					cuts[again]++
-				} else if out != "" {
-					t.Fatalf("settle, cut at %q: %s", again, out)
+	for _, way := range ways {
+		cuts := map[string]int{}
+		for _, point := range upgrades {
+			t.Run(way.do+" "+point, func(t *testing.T) {
+				d := hosttest.NewDisk(t, diskBytes)
+				s := build(t, d.Dir)
+				if out, cut := s.another(t, way.do, point+"=kill"); !cut {
+					t.Fatalf("it was not cut at %s: %s", point, out)
 				}
-				d.Put(d.Left())
-				if out, _ := s.another(t, "settle", ""); out != "" {
-					t.Fatalf("settle after a cut at %q: %s", again, out)
+				want := from
+				if point == "upgrade:disarm" {
+					want = way.to
 				}
-				if version, err := s.consistent(); err != nil || version != want {
-					t.Errorf("settled after cuts at %s and %q: %q, %v; want %s", point, again, version, err, want)
-				}
+				s.undoings(t, d, settles, want, cuts)
+			})
+		}
+		for _, point := range settles {
+			if cuts[point] == 0 {
+				t.Errorf("%s: no undoing was cut at %s", way.do, point)
 			}
-		})
-	}
-	for _, point := range settles {
-		if cuts[point] == 0 {
-			t.Errorf("no undoing was cut at %s", point)
 		}
 	}
 }
 
-// TestFullDisk: a disk becomes full before the new version opens the state, or after. The change is
+// undoings lets the next start settle what a power cut leaves now, cuts it at each of the points, and counts
+// the cuts. Each undoing begins with what the first cut has left. In the end the site must be of version want.
+func (s site) undoings(t *testing.T, d *hosttest.Disk, points []string, want string, cuts map[string]int) {
+	t.Helper()
+	left := d.Left()
+	for _, point := range append(points, "") {
+		d.Put(left)
+		out, cut := s.another(t, "settle", point+"=kill")
+		if cut {
+			cuts[point]++
+		} else if out != "" {
+			t.Fatalf("settle, cut at %q: %s", point, out)
+		}
+		d.Put(d.Left())
+		if out, _ := s.another(t, "settle", ""); out != "" {
+			t.Fatalf("settle after a cut at %q: %s", point, out)
+		}
+		if version, err := s.consistent(); err != nil || version != want {
+			t.Errorf("settled after a cut at %q: %q, %v; want %s", point, version, err, want)
+		}
+		if !cut { // nothing was under way, or all of it is done: no other point is reached
+			break
+		}
+	}
+}
+
+// TestFullDisk: a disk becomes full before the other version opens the state, or after. The change is
 // undone while the disk is full: by whoever makes it, or after a kill by the next start, which may be
 // killed itself.
 func TestFullDisk(t *testing.T) {
 	hosttest.Root(t)
-	for _, fill := range []string{"before", "after"} {
+	// On the way back the version that starts writes nothing, so before and after are the same.
+	for _, c := range []struct{ do, fill string }{{"change", "before"}, {"change", "after"}, {"back", "after"}} {
 		for _, point := range append([]string{""}, FailpointNames()[9:]...) {
-			t.Run(fill+" "+point, func(t *testing.T) {
-				t.Setenv("UPGRADE_TEST_FILL", fill)
+			t.Run(c.do+" "+c.fill+" "+point, func(t *testing.T) {
+				t.Setenv("UPGRADE_TEST_FILL", c.fill)
 				dir := hosttest.NewDisk(t, diskBytes).Dir
 				s := build(t, dir)
 				kill := ""
 				if point != "" {
 					kill = "upgrade:done=kill"
 				}
-				if out, cut := s.another(t, "change", kill); !cut && !strings.Contains(out, from+" runs again") {
+				if out, cut := s.another(t, c.do, kill); !cut && !strings.Contains(out, from+" runs again") {
 					t.Errorf("it says:\n%s", out)
 				}
 				if out, _ := s.another(t, "settle", point+"=kill"); out != "" {
@@ -372,17 +397,19 @@ func TestFullDisk(t *testing.T) {
 			})
 		}
 	}
-	t.Run("at the beginning", func(t *testing.T) {
-		dir := hosttest.NewDisk(t, diskBytes).Dir
-		s := build(t, dir)
-		if err := hosttest.Fill(dir); err != nil {
-			t.Fatal(err)
-		}
-		if out, _ := s.another(t, "change", ""); !strings.Contains(out, "nothing was changed") || !strings.Contains(out, "no space left") {
-			t.Errorf("it says:\n%s", out)
-		}
-		if version, err := s.consistent(); err != nil || version != from {
-			t.Errorf("%q, %v", version, err)
-		}
-	})
+	for _, way := range ways {
+		t.Run(way.do+" at the beginning", func(t *testing.T) {
+			s := build(t, hosttest.NewDisk(t, diskBytes).Dir)
+			if err := hosttest.Fill(s.dir); err != nil {
+				t.Fatal(err)
+			}
+			out, _ := s.another(t, way.do, "")
+			if !strings.Contains(out, "nothing was changed") || !strings.Contains(out, "no space left") {
+				t.Errorf("it says:\n%s", out)
+			}
+			if version, err := s.consistent(); err != nil || version != from {
+				t.Errorf("%q, %v", version, err)
+			}
+		})
+	}
 }
