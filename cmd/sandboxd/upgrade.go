@@ -94,7 +94,7 @@ func shell(ctx context.Context, command string) (said string, err error) {
 	out, err := cmd.CombinedOutput()
 	said = strings.TrimSpace(string(out))
 	if errors.Is(err, exec.ErrWaitDelay) {
-		return said, fmt.Errorf("%s: it has ended, and a process that it started has its output still open: redirect that: %s", command, said)
+		return said, fmt.Errorf("%s: it has ended, and a process that it started has its output open: redirect that: %s", command, said)
 	}
 	if err != nil {
 		return said, fmt.Errorf("%s: %w: %s", command, err, said)

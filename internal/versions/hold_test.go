@@ -111,6 +111,8 @@ func TestHoldEnds(t *testing.T) {
 			if err := r.Note(&Journal{Step: Trial, From: "1.0.0", To: "1.1.0", FromSchema: 6, ToSchema: 7, Nonce: "n"}); err != nil {
 				t.Fatal(err)
 			}
+			var h *Hold
+			t.Cleanup(func() { <-h.Over() }) // when the upgrader has ended: it opens the lock
 			upgrader := holdLock(t, r)
 			h, err := r.OnTrial("1.1.0")
 			if err != nil {

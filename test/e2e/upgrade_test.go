@@ -151,7 +151,8 @@ func (s *service) link(from, to string) {
 	}
 }
 
-// broken installs a version whose daemon ends at its start, or hangs if the file hang is there. All else is that of another version.
+// broken installs a version whose daemon ends at its start, or hangs if the file hang is there. All
+// else is that of another version.
 func (s *service) broken(version, of string) {
 	s.t.Helper()
 	s.link(s.root.Dir(of), s.root.Dir(version))

@@ -57,7 +57,7 @@ var apart = map[string]map[string][]string{
 const (
 	pushStories = "service"
 	allStories  = "service power limits neighbours clock pools packages bundle upgrade deploy year " +
-		"packages@trixie bundle@trixie upgrade@trixie"
+		"packages@trixie bundle@trixie upgrade@trixie deploy@trixie"
 )
 
 // costs are the seconds that long jobs take on a machine with two cores. The longest jobs
@@ -81,6 +81,7 @@ var costs = map[string]int{
 	"test/vm TestStory/bundle":              900,
 	"test/vm TestStory/bundle@trixie":       900,
 	"test/vm TestStory/deploy":              1500,
+	"test/vm TestStory/deploy@trixie":       1800,
 	"test/year":                             150,
 	"test/e2e TestStories/runsc":            180,
 	"pkg/image":                             370,
@@ -128,7 +129,9 @@ func init() {
 }
 
 // alone are jobs that compare times; other jobs at the same time would change them.
-var alone = map[string]bool{}
+var alone = map[string]bool{
+	"test/e2e TestChangeVersionHundred": true,
+}
 
 // fixtures is the job that fills the cache with images and official clients, for the jobs
 // of `apart`.

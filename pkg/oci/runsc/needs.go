@@ -94,8 +94,8 @@ func (d *Driver) AgentDir(n record.MemoryNeeds) (string, error) {
 	}
 	if dir == "" {
 		return "", errs.New(errs.Unavailable, "the memory has an agent of another build (%.12s), which no version of sandboxd on "+
-			"host has, and runs only with that: create a sandbox from the files alone (stop and start what hibernates), or install the "+
-			"version that was there", n.Agent)
+			"this host has, and runs only with that: create a sandbox from the files alone (stop and start what hibernates), or install "+
+			"the version that was there", n.Agent)
 	}
 	return filepath.Join(dir, "agent"), nil
 }
