@@ -62,6 +62,12 @@ func (d detached) start(configPath string) error {
 		return fmt.Errorf("detach: %w", err)
 	}
 	w.Close()
+	if d.pidFile != "" { // at once: whoever gives up waiting for it can end it
+		if err := writeFile(d.pidFile, strconv.Itoa(cmd.Process.Pid)+"\n"); err != nil {
+			cmd.Process.Kill() //nolint:errcheck // Wait tells
+			return errors.Join(fmt.Errorf("detach: %w", err), cmd.Wait())
+		}
+	}
 	if said, _ := io.ReadAll(io.LimitReader(r, int64(len(ready)))); !bytes.Equal(said, ready) {
 		err := cmd.Wait()
 		if d.logFile == "" {
@@ -70,10 +76,7 @@ func (d detached) start(configPath string) error {
 		said, _ := io.ReadAll(io.NewSectionReader(log, logged, 1<<20))
 		return fmt.Errorf("the daemon ended before it was ready (%v); its log:\n%s", err, said)
 	}
-	if d.pidFile == "" {
-		return nil
-	}
-	return writeFile(d.pidFile, strconv.Itoa(cmd.Process.Pid)+"\n")
+	return nil
 }
 
 func writeFile(path, text string) error {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/appliance"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
@@ -84,23 +85,39 @@ func restartService(ctx context.Context) error {
 	return errors.Join(fmt.Errorf("%w; the service's log ends with:\n%s", err, said), noLog)
 }
 
-// shell runs a command and returns what it says. It does not wait for long after ctx has ended.
+// shell runs a command, and returns what it says. When ctx ends, the command does, with all that it has
+// started in its process group.
 func shell(ctx context.Context, command string) (said string, err error) {
-	cmd := exec.CommandContext(ctx, "sh", "-c", command)
-	// A terminal's Control-C must not end what restarts the daemon, or the daemon itself.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 5 * time.Second
-	out, err := cmd.CombinedOutput()
-	said = strings.TrimSpace(string(out))
-	if errors.Is(err, exec.ErrWaitDelay) {
-		return said, fmt.Errorf("%s: it has ended, and a process that it started has its output open: redirect that: %s", command, said)
+	// No pipe: what the command leaves running may have its output open.
+	fd, err := unix.MemfdCreate("output", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return "", os.NewSyscallError("memfd_create", err)
 	}
+	output := os.NewFile(uintptr(fd), "output")
+	defer output.Close()
+	cmd := exec.CommandContext(ctx, "sh", "-c", command)
+	cmd.Stdout, cmd.Stderr = output, output
+	// What reads the terminal's Control-C is this process: it goes back in order.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error {
+		if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); err != syscall.ESRCH {
+			return err
+		}
+		return os.ErrProcessDone
+	}
+	err = cmd.Run()
+	// What is left running cannot write more.
+	_, sealErr := unix.FcntlInt(output.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	b, readErr := io.ReadAll(io.NewSectionReader(output, 0, maxSaid))
+	said = strings.TrimSpace(string(b))
 	if err != nil {
 		return said, fmt.Errorf("%s: %w: %s", command, err, said)
 	}
-	return said, nil
+	return said, errors.Join(os.NewSyscallError("F_ADD_SEALS", sealErr), readErr)
 }
+
+// maxSaid is how much of what a command says is shown, in bytes.
+const maxSaid = 64 << 10
 
 func upgradeCommand() *cobra.Command {
 	var force bool

@@ -139,7 +139,7 @@ const backLimit = 11 * time.Minute
 // try lets the new version run, and looks whether it is good. Everything that it does is undone by
 // undo, from any point on.
 func (c *Change) try(ctx context.Context, j *versions.Journal, before *view) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("it was not found good within %s", c.Limit))
+	trial, cancel := context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("it was not found good within %s", c.Limit))
 	defer cancel()
 	steps := []struct {
 		name string
@@ -150,8 +150,8 @@ func (c *Change) try(ctx context.Context, j *versions.Journal, before *view) err
 		{"units", func() error { return putUnits(c.Root, j.To, j.Units) }},
 		{"previous", func() error { return c.Root.Point(versions.Previous, j.From) }},
 		{"current", func() error { return c.Root.Point(versions.Current, j.To) }},
-		{"restart", func() error { return c.restart(ctx) }},
-		{"gate", func() error { return c.gate(ctx, j, before) }},
+		{"restart", func() error { return inTime(trial, c.restart) }},
+		{"gate", func() error { return inTime(trial, func(ctx context.Context) error { return c.gate(ctx, j, before) }) }},
 		{"done", func() error {
 			done := *j
 			done.Step, done.Ended = versions.Done, time.Now().UTC()
@@ -164,15 +164,20 @@ func (c *Change) try(ctx context.Context, j *versions.Journal, before *view) err
 		if err := failpoint.Pass("upgrade:" + s.name); err != nil {
 			return err
 		}
-		err := s.do()
-		if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
-			err = fmt.Errorf("%w: %w", cause, err)
-		}
-		if err != nil {
+		if err := s.do(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// inTime does a step. Its error says why ctx has ended, if it has.
+func inTime(ctx context.Context, do func(context.Context) error) error {
+	err := do(ctx)
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
 }
 
 func (c *Change) restart(ctx context.Context) error {

@@ -15,7 +15,7 @@ func TestLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Limit = time.Second
+	c.Limit = 3 * time.Second
 	restart, times := c.Restart, []time.Duration{}
 	c.Restart = func(ctx context.Context) error {
 		end, ok := ctx.Deadline()
@@ -28,7 +28,7 @@ func TestLimit(t *testing.T) {
 		}
 		return restart(ctx)
 	}
-	want := from + " runs again: it was not found good within 1s: restart the daemon"
+	want := from + " runs again: it was not found good within 3s: restart the daemon"
 	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v\n%s", err, out.String())
 	}

@@ -151,14 +151,20 @@ func (s *service) link(from, to string) {
 	}
 }
 
-// broken installs a version whose daemon ends at its start, or hangs if the file hang is there. All
-// else is that of another version.
+// broken installs a version whose daemon ends at its start, or if the file hang is there hangs, in a
+// session of its own. All else is that of another version.
 func (s *service) broken(version, of string) {
 	s.t.Helper()
 	s.link(s.root.Dir(of), s.root.Dir(version))
 	program := s.root.Program(version, "sandboxd")
-	text := fmt.Sprintf("#!/bin/sh\nif [ \"$1\" = serve ]; then\n[ ! -e %s ] || exec sleep infinity\necho 'this version is broken' >&2\n"+
-		"exit 1\nfi\nexec %s \"$@\"\n", s.path("hang"), s.root.Program(of, "sandboxd"))
+	text := fmt.Sprintf(`#!/bin/sh
+if [ "$1" = serve ]; then
+	if [ -e hang ]; then setsid sleep infinity & echo $! >pid; wait; fi
+	echo 'this version is broken' >&2
+	exit 1
+fi
+exec %s "$@"
+`, s.root.Program(of, "sandboxd"))
 	if err := errors.Join(os.Remove(program), os.WriteFile(program, []byte(text), 0o755)); err != nil {
 		s.t.Fatal(err)
 	}
