@@ -287,7 +287,7 @@ func (d *ward) again(after time.Duration) {
 // (docs/design/lifecycle.md, "When is a sandbox idle?", has the figures)
 func floor(runtime string, d time.Duration) time.Duration {
 	if runtime == "runsc" {
-		return d / 20
+		return d * 3 / 100
 	}
 	return d / 100
 }

@@ -301,7 +301,7 @@ func TestUnused(t *testing.T) {
 // TestBusy: CPU time above the floor keeps a sandbox awake, less does not, and what it used before
 // its last look does not either. On gVisor, where waiting costs more, the floor is higher.
 func TestBusy(t *testing.T) {
-	for under, floor := range map[string]float64{"runc": 0.01, "runsc": 0.05} {
+	for under, floor := range map[string]float64{"runc": 0.01, "runsc": 0.03} {
 		bubble(t, func(t *testing.T, m *manager, w *Watcher) {
 			m.use(0.9)
 			time.Sleep(time.Hour)
