@@ -16,30 +16,32 @@ version=$(build/bin/sandboxd --version)
 version=${version##* }
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 
-args=()
+packaged=${version/-/\~} # as tools/packages writes it
+args=() programs=''
 for form in "${forms[@]}"; do
-  n=${#args[@]}
+  main=''
   for package in "$build"/packages/*."$form"; do
     case ${package##*/} in
     sandboxd-image-* | '*'.*) ;;
-    sandboxd_*_"$arch".deb | sandboxd-[0-9]*."$(uname -m)".rpm) args+=(--package "$package") programs=${programs:-$package} ;;
+    sandboxd_"$packaged"-1_"$arch".deb | sandboxd-"$packaged"-1."$(uname -m)".rpm) args+=(--package "$package") main=$package ;;
+    sandboxd_* | sandboxd-[0-9]*) echo "bundle: $package is left out: it is not of sandboxd $version for $arch" >&2 ;;
     *_"$arch".deb | *_all.deb | *."$(uname -m)".rpm | *.noarch.rpm) args+=(--package "$package") ;;
     esac
   done
-  [ ${#args[@]} -gt "$n" ] || { echo "bundle: $build/packages has no .$form for $arch: make packages" >&2; exit 1; }
+  [ -n "$main" ] || { echo "bundle: $build/packages has no .$form of sandboxd $version for $arch: make packages" >&2; exit 1; }
+  programs=$main
 done
 
 # The bill is of the programs as they are in the package, whatever was compiled since.
 work=$(mktemp -d "$build/bundle.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-case ${programs:-} in
+case $programs in
 *.deb) dpkg-deb --extract "$programs" "$work" ;;
 *.rpm) # rpm2cpio (rpm 4.18) writes all and fails: nfpm notes another size. cpio fails if bytes are missing.
   { rpm2cpio "$programs" || true; } | (cd "$work" && cpio --extract --make-directories --quiet --no-absolute-filenames)
   ;;
 esac
 dir=$work/usr/lib/sandboxd/versions/$version
-[ -d "$dir" ] || { echo "bundle: $build/packages has no package of sandboxd $version: make packages" >&2; exit 1; }
 bill=()
 for program in bin/sandboxd bin/sandboxctl libexec/sandboxd/{sandboxd-runc,runsc,agent/sandbox-agent}; do
   bill+=(--program "$dir/$program")

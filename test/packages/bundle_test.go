@@ -38,8 +38,8 @@ func debian(t *testing.T) []byte {
 }
 
 // TestBundle: scripts/bundle.sh puts a bill of materials into a bundle, of the programs in the package
-// and of the image, whatever lay there before. It bundles no package of another version. A small
-// program stands for all of them.
+// and of the image, whatever lay there before. It bundles no package of sandboxd of another version. A
+// small program stands for all of them.
 func TestBundle(t *testing.T) {
 	hosttest.Root(t)
 	dir := t.TempDir()
@@ -66,7 +66,7 @@ func TestBundle(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	if out, err := bundle(pack(t, "0.1.0-dev+1a2b3c4")); err == nil || !strings.Contains(out, "no package of sandboxd") {
+	if out, err := bundle(pack(t, "0.1.0-dev+1a2b3c4")); err == nil || !strings.Contains(out, "has no .deb of sandboxd") {
 		t.Errorf("with a package of another version: %v\n%s", err, out)
 	}
 	version := strings.Fields(run(t, top+"/build/bin/sandboxd", "--version"))[2]
