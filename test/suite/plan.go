@@ -77,7 +77,7 @@ var costs = map[string]int{
 	"test/vm TestStory/packages@trixie":     600,
 	"test/vm TestStory/upgrade":             900,
 	"test/vm TestStory/upgrade@trixie":      900,
-	"test/vm TestStory/year":                2400,
+	"test/vm TestStory/year":                3600,
 	"test/vm TestStory/bundle":              900,
 	"test/vm TestStory/bundle@trixie":       900,
 	"test/vm TestStory/deploy":              1500,

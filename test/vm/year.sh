@@ -1,10 +1,11 @@
 # shellcheck shell=bash disable=SC2016 # single quotes: the guest's shell expands these
-# Twelve days, each of which ends with a power cut in the middle of creates: load, a backup by
-# the timer, kill -9 of the daemon. The machine has no clock that goes on without power: it
-# starts with the time of the cut, and is set a day further under the running daemon. At the end
-# disk, memory, descriptors and what the host holds are flat. test/year simulates a whole year,
-# elsewhere.
+# Twelve days, each of which ends with a power cut in the middle of creates: load, a backup by the
+# timer, kill -9 of the daemon, a change between two releases of test/vm/releases.sh. The machine
+# has no clock that goes on without power: it starts with the time of the cut, and is set a day
+# further under the running daemon. At the end disk, memory, descriptors and what the host holds are
+# flat. test/year simulates a whole year, elsewhere.
 
+releases=build/releases
 days=12 cycle=3
 state=/var/lib/sandboxd pool=/var/lib/sandboxd/pool rows=/root/rows
 
@@ -17,6 +18,10 @@ gone() { ! sandboxctl inspect "$1" >/dev/null 2>&1; }
 known() { [ -e /root/ids ] && [ "$(wc -l </root/ids)" -ge "$1" ]; }
 hibernates() { sandboxctl ps | grep ' asleep .* Paused (hibernated) '; }
 
+# release N is what day N ends with: 3 on odd days, 2 on even ones.
+release() { echo "0.$((2 + $1 % 2)).1-dev+0000000"; }
+serves() { same "$(release "$1")" "$(sandboxctl version --format '{{.Server.Version}}')" "the release that serves"; }
+
 # number NAME VALUE notes what is measured.
 number() { echo "$day $1 $2" >>$rows; }
 
@@ -24,6 +29,7 @@ number() { echo "$day $1 $2" >>$rows; }
 measure() {
   local pid
   pid=$(daemon_pid)
+  btrfs subvolume sync $pool >/dev/null # disks that were removed take room until then
   sync
   number state $(($(du -skx --exclude=pool.img $state | cut -f1) * 1024))
   number pool "$(stat -fc '%b %f %S' $pool | awk '{ print ($1 - $2) * $3 }')"
@@ -40,6 +46,7 @@ measure() {
   number rules "$(iptables-save | grep -c sandboxd || true)"
   number sets "$(ipset list -n | grep -c sandboxd || true)"
   number loops "$(losetup -n -O NAME | wc -l)"
+  number versions "$(sandboxd versions | grep -c '^0')"
   number records "$(sandboxctl ps -aq | wc -l)"
 }
 
@@ -58,7 +65,7 @@ flat() {
         if (b - a > floor) { print name " grows"; bad = 1 }
       }
       exit bad
-    }' $rows
+    }' $rows || { cat $rows; return 1; }
 }
 
 # morning sets the clock, and checks what the power cut has left of the day before.
@@ -67,6 +74,7 @@ morning() {
   date +%s >/root/morning
   eventually 60 sandboxctl ps
   [ "$day" -gt 1 ] || return 0
+  serves $((day - 1))
   # All that a create answered is known: it has failed with the host, or its time has come.
   sandboxctl ps -a
   eventually 90 gone "short-$((day - 1))"
@@ -86,10 +94,10 @@ morning() {
 # a_day N
 a_day() {
   day=$1
-  local old since cmd
+  local old since=0 cmd
   say "day $day"
   morning
-  since=$(date +%s)
+  [ "$day" = 1 ] || since=$(cat /root/morning)
   sandboxctl create base --runtime runc --name "short-$day" --timeout 2h
   sandboxctl create base --runtime runc --name "kept-$day" --timeout 30h
   cmd=$(sandboxctl exec -d "kept-$day" -- bash -c 'for ((i = 1; ; i++)); do echo $i; [ ! -e /dev/shm/over ] || break; sleep 0.2; done')
@@ -106,6 +114,8 @@ a_day() {
   old=$(daemon_pid)
   kill -KILL "$old"
   eventually 60 restarted "$old"
+  if [ "$day" = 1 ]; then sandboxd upgrade $releases/3.bundle --gate 20m; else sandboxd rollback --gate 20m; fi
+  serves "$day"
   sandboxctl exec "kept-$day" -- touch /dev/shm/over
   sandboxctl command logs -f "kept-$day" "$cmd" >/tmp/counted
   seq "$(wc -l </tmp/counted)" | cmp - /tmp/counted
@@ -125,16 +135,23 @@ a_day() {
 
 stage_1() {
   say install
-  install_sandboxd
+  uplink
+  mkdir /etc/sandboxd
   mkdir -m 700 /root/backups
-  cat >>/etc/sandboxd/config.toml <<TOML
+  cat >/etc/sandboxd/config.toml <<TOML
+[storage]
+pool_size = "2Gi"
+[defaults]
+disk = "256Mi"
+[runtime]
+start_timeout = "5m"
 [limits]
 retain_ended = "30h"
 [snapshots]
 max_age = "60h"
 [backup]
 target = "/root/backups"
-every = "24h"
+every = "23h" # it is due each morning: with a day, each is up to a minute later than the one before
 keep = $cycle
 drill = "72h"
 TOML
@@ -151,7 +168,9 @@ ExecStart=/bin/sh -c 'date -s "@\$\$(cat /root/now)"'
 WantedBy=sysinit.target
 TOML
   systemctl enable evening.service
-  systemctl restart sandboxd.service
+  dpkg --force-confold -i $releases/sandboxd_0.2.1*.deb
+  cp $releases/bundle.pub /etc/sandboxd/
+  sandboxctl image import build/images/base.tar 2>/dev/null
   sandboxctl create base --runtime runsc --name asleep
   sandboxctl hibernate asleep
   a_day 1
