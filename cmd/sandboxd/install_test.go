@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
@@ -17,6 +19,11 @@ func TestMain(m *testing.M) {
 	if os.Getenv("BE_SANDBOXD") != "" {
 		main()
 		os.Exit(0)
+	}
+	if os.Getenv(readyEnv) != "" { // a daemon that is never ready
+		for {
+			unix.Poll(nil, -1) //nolint:errcheck // until it is killed
+		}
 	}
 	os.Exit(m.Run())
 }

@@ -2,12 +2,9 @@ package appliance
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,8 +21,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/failpoint"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/internal/upgrade"
+	"github.com/sandboxd/sandboxd/internal/upgrade/upgradetest"
 	"github.com/sandboxd/sandboxd/internal/versions"
-	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 // before and next are the versions of the upgrades that are cut.
@@ -52,33 +49,14 @@ func upgradeIn(dir string) error {
 		return err
 	}
 	r := versions.Root(filepath.Join(dir, "versions-root"))
-	socket := filepath.Join(dir, "socket")
-	os.Remove(socket)
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		return err
-	}
-	c, err := client.New("unix://"+socket, "")
-	if err != nil {
-		return err
-	}
 	running, err := r.Named(versions.Current)
 	if err != nil {
 		return err
 	}
-	mux := http.NewServeMux()
-	for path, answer := range map[string]func() any{
-		"version":   func() any { return map[string]string{"version": running} },
-		"health":    func() any { return map[string]string{"status": "healthy"} },
-		"sandboxes": func() any { return map[string][]string{"items": {}} },
-		"images":    func() any { return map[string][]string{"items": {}} },
-	} {
-		mux.HandleFunc("/v1/"+path, func(w http.ResponseWriter, _ *http.Request) {
-			json.NewEncoder(w).Encode(answer()) //nolint:errcheck // the client notices
-		})
+	c, err := upgradetest.Daemon(filepath.Join(dir, "socket"), func() string { return running })
+	if err != nil {
+		return err
 	}
-	mux.HandleFunc("/v1/system/backup", func(http.ResponseWriter, *http.Request) {})
-	go http.Serve(l, mux) //nolint:errcheck // it ends with the process
 	restart := func(context.Context) (err error) {
 		running, err = r.Named(versions.Current)
 		return err

@@ -2,13 +2,10 @@ package upgrade
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,8 +18,8 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/failpoint"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/upgrade/upgradetest"
 	"github.com/sandboxd/sandboxd/internal/versions"
-	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
@@ -89,23 +86,10 @@ func (s site) put(t *testing.T, name, text string, mode os.FileMode) {
 // change is the change from from to to, of a daemon of a few lines. It opens the state as each
 // version does when it starts.
 func (s site) change(out io.Writer) (*Change, error) {
-	socket := filepath.Join(os.TempDir(), fmt.Sprintf("upgrade-test-%d", os.Getpid()))
-	os.Remove(socket)
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		return nil, err
-	}
 	running := from
-	fill := os.Getenv("UPGRADE_TEST_FILL")                                        // when the first restart has the disk full
-	answer := func(w http.ResponseWriter, v any) { json.NewEncoder(w).Encode(v) } //nolint:errcheck // the client notices
-	mux := http.NewServeMux()
-	mux.HandleFunc("/v1/version", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]any{"version": running}) })
-	mux.HandleFunc("/v1/health", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]string{"status": "healthy"}) })
-	mux.HandleFunc("/v1/sandboxes", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]any{"items": []any{}}) })
-	mux.HandleFunc("/v1/images", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]any{"items": []any{}}) })
-	mux.HandleFunc("/v1/system/backup", func(http.ResponseWriter, *http.Request) {})
-	go http.Serve(l, mux) //nolint:errcheck // it ends with the process
-	c, err := client.New("unix://"+socket, "")
+	fill := os.Getenv("UPGRADE_TEST_FILL") // when the first restart has the disk full
+	socket := filepath.Join(os.TempDir(), fmt.Sprintf("upgrade-test-%d", os.Getpid()))
+	c, err := upgradetest.Daemon(socket, func() string { return running })
 	restart := func(context.Context) error {
 		now := fill
 		fill = ""
