@@ -176,7 +176,7 @@ func (s *stats) Usage(ctx context.Context, r *record.Record) (wire.Usage, error)
 		return wire.Usage{}, err
 	}
 	u := wire.Usage{
-		Time:            time.Now().UTC(),
+		Time:            c.Time.UTC(),
 		MemoryBytes:     int64(c.MemoryBytes),
 		MemoryPeakBytes: int64(c.MemoryPeakBytes),
 		CPUMicros:       int64(c.CPUMicros),

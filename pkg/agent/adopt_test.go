@@ -22,16 +22,23 @@ func TestAdoptKeeps(t *testing.T) {
 		tokens = append(tokens, r.Header.Get(TokenHeader))
 	}))
 	defer srv.Close()
-	var dials atomic.Int32
-	c := New(dialer(srv.Listener.Addr().String(), &dials), "old")
-	defer c.Close()
-	err := c.Adopt(t.Context(), Adoption{Bootstrap: Bootstrap{Token: "new"}})
-	if err == nil {
-		err = c.Tell(t.Context(), Limits{})
+	for range 10 { // net/http does not keep a connection whose writer the host delays by 50 ms
+		tokens = nil
+		var dials atomic.Int32
+		c := New(dialer(srv.Listener.Addr().String(), &dials), "old")
+		err := c.Adopt(t.Context(), Adoption{Bootstrap: Bootstrap{Token: "new"}})
+		if err == nil {
+			err = c.Tell(t.Context(), Limits{})
+		}
+		c.Close()
+		if err != nil || !slices.Equal(tokens, []string{"old", "new"}) {
+			t.Fatalf("%q, %v", tokens, err)
+		}
+		if dials.Load() == 1 {
+			return
+		}
 	}
-	if err != nil || !slices.Equal(tokens, []string{"old", "new"}) || dials.Load() != 1 {
-		t.Errorf("%q by %d connections, %v", tokens, dials.Load(), err)
-	}
+	t.Error("it dials anew each time")
 }
 
 // TestAdopt: what the client sends, and what it makes of each answer.

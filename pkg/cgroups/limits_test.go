@@ -93,6 +93,7 @@ func testCPU(t *testing.T, e *env) {
 	for range 4 {
 		e.sh(id, "while :; do :; done")
 	}
+	e.until("loops that use CPU", func() bool { return e.usage(id).CPUMicros > 20_000 })
 	outer := time.Now()
 	a := e.usage(id)
 	inner := time.Now()
@@ -104,9 +105,7 @@ func testCPU(t *testing.T, e *env) {
 	if least > 0.15 || most < 0.025 {
 		t.Errorf("4 spinners used %.3f to %.3f CPUs, limit 0.1", least, most)
 	}
-	if b.ThrottledMicros == 0 {
-		t.Error("never throttled")
-	}
+	e.until("the limit to throttle them", func() bool { return e.usage(id).ThrottledMicros > 0 }) // others may leave them less
 }
 
 func testPids(t *testing.T, e *env) {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/containerd/cgroups/v3/cgroup1"
 	v1 "github.com/containerd/cgroups/v3/cgroup1/stats"
@@ -16,12 +17,13 @@ import (
 
 // Usage is the resource use of a sandbox, its runtime's own processes included.
 type Usage struct {
-	MemoryBytes     uint64 // now, page cache included
-	MemoryPeakBytes uint64 // the maximum since the start
-	CPUMicros       uint64 // µs of CPU since the start
-	ThrottledMicros uint64 // µs that tasks waited because of the CPU limit
-	Pids            uint64 // tasks now, threads included
-	OOMKills        uint64 // processes killed at the memory limit
+	MemoryBytes     uint64    // now, page cache included
+	MemoryPeakBytes uint64    // the maximum since the start
+	CPUMicros       uint64    // µs of CPU since the start
+	Time            time.Time // when CPUMicros was read
+	ThrottledMicros uint64    // µs that tasks waited because of the CPU limit
+	Pids            uint64    // tasks now, threads included
+	OOMKills        uint64    // processes killed at the memory limit
 }
 
 // stats reads counters through containerd/cgroups, each from the hierarchy that has its
@@ -70,6 +72,7 @@ func (s *stats) read(group string, u *Usage) error {
 			return err
 		}
 	}
+	u.Time = time.Now()
 	u.CPUMicros, u.ThrottledMicros = m.CPU.Usage.Total/1000, m.CPU.Throttling.ThrottledTime/1000
 	if m.Memory != nil {
 		u.MemoryBytes, u.MemoryPeakBytes = m.Memory.Usage.Usage, m.Memory.Usage.Max
@@ -100,6 +103,7 @@ func (s *stats) read(group string, u *Usage) error {
 	if err != nil {
 		return err
 	}
+	u.Time = time.Now()
 	u.CPUMicros = m2.CPU.UsageUsec
 	if s.cpu == nil {
 		u.ThrottledMicros = m2.CPU.ThrottledUsec

@@ -122,9 +122,15 @@ func testShares(t *testing.T, e *env) {
 		// On one CPU, whatever the host has: shares count where tasks meet.
 		e.sh(id, "exec taskset -c 0 sh -c 'while :; do :; done'")
 	}
+	for _, id := range []string{few, many} {
+		e.until("a loop that uses its CPU", func() bool { return e.usage(id).CPUMicros > 50_000 }) // taskset and sh have started
+	}
+	var c, d Usage
 	a, b := e.usage(few), e.usage(many)
-	time.Sleep(2 * time.Second) // this is what is measured
-	c, d := e.usage(few), e.usage(many)
+	e.until("a second and a half of CPU", func() bool {
+		c, d = e.usage(few), e.usage(many)
+		return c.CPUMicros+d.CPUMicros > a.CPUMicros+b.CPUMicros+1_500_000
+	})
 	ratio := float64(d.CPUMicros-b.CPUMicros) / float64(c.CPUMicros-a.CPUMicros)
 	if ratio < 2.5 || ratio > 6 {
 		t.Errorf("four times the shares got %.2f times the CPU", ratio)

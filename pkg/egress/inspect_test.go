@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
@@ -277,9 +276,10 @@ func (w *world) idle(e *Engine, i int) {
 	w.proxyEnds(e, func() (left int) { return e.proxy.of[s] })
 }
 
+// gone reports whether a child of this process was reaped; its number may be another's since.
 func gone(pid int) bool {
-	_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
-	return errors.Is(err, fs.ErrNotExist)
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	return err != nil || !strings.Contains(string(b), fmt.Sprintf("\nPPid:\t%d\n", os.Getpid()))
 }
 
 // TestInspected: in one sandbox, requests to a marked host are decrypted and judged, those to

@@ -256,9 +256,17 @@ func TestChildOfResolver(t *testing.T) {
 		if len(a.Answer) != 1 {
 			t.Error(a)
 		}
-		if n := s.dns.queries.Load(); n != 0 {
-			t.Errorf("%d queries are still under way", n)
+		e.dns.mu.Lock()
+		n := s.dns.queries.Load()
+		if int(n) != len(e.dns.asking) { // a query that was asked again may still be under way
+			t.Errorf("%d queries are counted, %d are under way", n, len(e.dns.asking))
 		}
+		for _, a := range e.dns.asking {
+			if strings.HasPrefix(a.Name, "silent") {
+				t.Errorf("the query of the child that died is under way: %+v", a.Message)
+			}
+		}
+		e.dns.mu.Unlock()
 	}
 }
 

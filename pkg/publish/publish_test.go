@@ -35,11 +35,16 @@ func newField(t *testing.T) *field {
 	f.ports = New(slog.New(slog.NewTextHandler(&f.log, nil)))
 	t.Cleanup(f.ports.CloseAll)
 	f.guest = listen(t, "127.0.0.1:0")
-	f.host = hosttest.FreePort(t)
-	if err := f.ports.Open(t.Context(), "one", netip.MustParseAddr("127.0.0.1"), f.spec()); err != nil {
-		t.Fatal(err)
+	for { // another program may have taken the port meanwhile
+		f.host = hosttest.FreePort(t)
+		err := f.ports.Open(t.Context(), "one", netip.MustParseAddr("127.0.0.1"), f.spec())
+		if err == nil {
+			return f
+		}
+		if !errs.Is(err, errs.Exists) {
+			t.Fatal(err)
+		}
 	}
-	return f
 }
 
 func (f *field) spec() []record.Publish {

@@ -145,10 +145,12 @@ func holder(path string) string {
 		return "pid unknown"
 	}
 	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	locks, _ := os.ReadFile("/proc/locks")
-	for line := range strings.Lines(string(locks)) {
-		if f := strings.Fields(line); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
-			return "pid " + f[4]
+	for range 5 { // a lock that is freed between two reads of the list hides another one
+		locks, _ := os.ReadFile("/proc/locks")
+		for line := range strings.Lines(string(locks)) {
+			if f := strings.Fields(line); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
+				return "pid " + f[4]
+			}
 		}
 	}
 	return "pid unknown"

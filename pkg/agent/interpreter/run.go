@@ -192,6 +192,10 @@ func (c *Context) finish(err *Error) {
 	close(r.done)
 }
 
+// startGrace is how many graces an interpreter has to begin with code that is to stop: without a CPU it
+// takes long, and is no worse for it.
+const startGrace = 5
+
 // Interrupt asks the running code to stop, and kills the context if it does not stop
 // within the grace. It returns when the code has stopped, or at once if none runs.
 func (c *Context) Interrupt() {
@@ -213,14 +217,15 @@ func (c *Context) Interrupt() {
 		return
 	}
 	since := time.Now()
-	t := time.NewTimer(c.grace)
+	t := time.NewTimer(startGrace * c.grace)
 	defer t.Stop()
 	var again <-chan time.Time
 	begun := r.begun
 	for {
 		select {
 		case <-begun:
-			begun = nil
+			begun, since = nil, time.Now()
+			t.Reset(c.grace)
 			c.interrupt(r, since)
 			if c.l.again > 0 {
 				tick := time.NewTicker(c.l.again)
@@ -234,7 +239,14 @@ func (c *Context) Interrupt() {
 		case <-c.done:
 			return
 		case <-t.C:
-			c.kill(fmt.Sprintf("its code did not stop within %v of an interrupt", c.grace))
+			why := fmt.Sprintf("its code did not stop within %v of an interrupt", c.grace)
+			if begun != nil {
+				if r.began() {
+					continue // just now
+				}
+				why = fmt.Sprintf("its interpreter did not begin with the code within %v of an interrupt", startGrace*c.grace)
+			}
+			c.kill(why)
 			<-c.done
 			return
 		}

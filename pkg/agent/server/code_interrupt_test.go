@@ -1,8 +1,11 @@
 package server
 
 import (
+	"bytes"
+	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -12,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 )
 
 // 400 of java take half a minute, of go two minutes, of the others seconds.
@@ -172,6 +176,45 @@ func TestCodeInterruptLeftChild(t *testing.T) {
 			t.Fatalf("the next call waited for %v", took)
 		}
 	}
+}
+
+// An interpreter that gets no CPU does not begin with its code, so nothing can tell that to stop. The grace
+// counts from its beginning on. Stopped, as here, stands for starved.
+func TestCodeInterruptBeforeItBegins(t *testing.T) {
+	t.Parallel() // it waits
+	e := newCodeEnv(t)
+	e.s.code.contexts.Grace = interpreter.Grace
+	c := e.context("bash")
+	var pid int
+	if _, err := fmt.Sscanf(e.cell(c, "x=7; echo $$"), "stdout \"%d", &pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	body, _ := json.Marshal(agent.CodeRequest{Code: "sleep 1000", Context: c})
+	resp, err := e.http.Client().Do(e.request("POST", "/code", bytes.NewReader(body))) // returns when the call is accepted
+	if err != nil || resp.StatusCode != 200 {
+		t.Fatal(resp, err)
+	}
+	defer resp.Body.Close()
+	interrupted := make(chan struct{})
+	go func() {
+		defer close(interrupted)
+		e.call(200, "DELETE", "/code?id="+c.ID, nil)
+	}()
+	select {
+	case <-interrupted:
+		t.Error("code that has not begun was interrupted")
+	case <-time.After(interpreter.Grace + time.Second):
+	}
+	syscall.Kill(pid, syscall.SIGCONT) //nolint:errcheck // else the call tells
+	said, err := io.ReadAll(resp.Body)
+	if got := e.cellEvents(string(said)); err != nil || got != "stderr \"\\n\"\nerror CommandExecError \"130\"" {
+		t.Error(got, err)
+	}
+	<-interrupted
+	e.inOrder(c, []cellCase{{"echo $x", "stdout \"7\\n\"\ncomplete"}})
 }
 
 // A SIGINT that comes while bash begins to wait for a child may have it spin for

@@ -134,6 +134,7 @@ func TestCodeJavaScriptSettlesLate(t *testing.T) {
 // known to node: the call was interrupted all the same.
 func TestCodeJavaScriptChildInterrupted(t *testing.T) {
 	e := newCodeEnv(t)
+	e.s.code.contexts.Grace = 20 * time.Second // it is not needed
 	c := e.context("javascript")
 	file := filepath.Join(t.TempDir(), "pid")
 	code := fmt.Sprintf("console.log('go'); require('child_process').execSync('echo $$ >%[1]s.new; mv %[1]s.new %[1]s; exec sleep 100', "+

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/output"
@@ -432,15 +434,27 @@ func TestStatus(t *testing.T) {
 // TestOutputTimes: the agent says when output was written.
 func TestOutputTimes(t *testing.T) {
 	e := newEnv(t)
+	fifo := filepath.Join(e.dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	began := time.Now().UnixMilli()
-	st := e.await(e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: "echo one; sleep 0.1; echo two", Background: true})))
+	id := e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: "echo one; read x <" + fifo + "; echo two", Background: true}))
+	eventuallyTrue(t, func() bool { return e.s.commands.Get(id).Output.Times().End == 4 })
+	came := time.Now().UnixMilli()
+	time.Sleep(20 * time.Millisecond) // what comes within ten has one time
+	fed := time.Now().UnixMilli()
+	if err := os.WriteFile(fifo, []byte("go\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	st := e.await(id)
 	var got agent.OutputTimes
 	if err := json.Unmarshal([]byte(e.call(200, "GET", "/command/"+st.ID+"/times", nil)), &got); err != nil || got.End != 8 ||
 		len(got.Marks) != 2 || got.Marks[0][0] != 0 || got.Marks[1][0] != 4 {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	if first, second := got.Marks[0][1], got.Marks[1][1]; first < began || second < first+90 || second > time.Now().UnixMilli() {
-		t.Errorf("%+v after %d", got.Marks, began)
+	if first, second := got.Marks[0][1], got.Marks[1][1]; first < began || first > came || second < fed || second > time.Now().UnixMilli() {
+		t.Errorf("%+v; it began at %d, the first had come at %d, the second was asked for at %d", got.Marks, began, came, fed)
 	}
 }
 

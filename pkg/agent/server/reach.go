@@ -75,9 +75,9 @@ func tryReach(ctx context.Context, got *agent.Reached, host string, port uint16)
 		got.Step = agent.StepHTTP
 		return ask(conn, host)
 	case 53:
-		return asksNothing(conn)
+		return asksNothing(conn, reachRest)
 	}
-	return staysOpen(conn)
+	return staysOpen(conn, reachRest)
 }
 
 // shake begins TLS with a server of this name, whatever its certificate says: nothing is
@@ -112,17 +112,17 @@ func ask(conn net.Conn, name string) error {
 // asksNothing sends a message of DNS without a question, with its length before it (RFC 1035,
 // 4.1.1 and 4.2.2). A server answers at once that this is none, and no policy is asked for a
 // name.
-func asksNothing(conn net.Conn) error {
+func asksNothing(conn net.Conn, rest time.Duration) error {
 	if _, err := conn.Write([]byte{0, 12, 0x53, 0x42, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}); err != nil {
 		return err
 	}
-	return staysOpen(conn)
+	return staysOpen(conn, rest)
 }
 
 // staysOpen waits for the end of a connection. A server that sends something, or nothing
-// for a while, was reached.
-func staysOpen(conn net.Conn) error {
-	conn.SetReadDeadline(time.Now().Add(reachRest)) //nolint:errcheck // the deadline before it holds
+// for the rest, was reached.
+func staysOpen(conn net.Conn, rest time.Duration) error {
+	conn.SetReadDeadline(time.Now().Add(rest)) //nolint:errcheck // the deadline before it holds
 	_, err := conn.Read(make([]byte, 1))
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil

@@ -75,11 +75,11 @@ func TestReachSteps(t *testing.T) {
 			io.ReadFull(c, q)  //nolint:errcheck // shows in what was asked
 			c.Write([]byte{0}) //nolint:errcheck // a test
 			asked <- q
-		})), ""},
-		"DNS, closed":            {asksNothing(listen(reads)), "closed at once"},
-		"others, silent":         {staysOpen(listen(func(net.Conn) { <-quiet })), ""},
-		"others, speaks first":   {staysOpen(listen(func(c net.Conn) { c.Write([]byte("220 hi\n")) })), ""}, //nolint:errcheck // a test
-		"others, closed at once": {staysOpen(listen(func(net.Conn) {})), "closed at once"},
+		}), time.Minute), ""},
+		"DNS, closed":            {asksNothing(listen(reads), time.Minute), "closed at once"},
+		"others, silent":         {staysOpen(listen(func(net.Conn) { <-quiet }), reachRest), ""},
+		"others, speaks first":   {staysOpen(listen(func(c net.Conn) { c.Write([]byte("220 hi\n")) }), time.Minute), ""}, //nolint:errcheck // a test
+		"others, closed at once": {staysOpen(listen(func(net.Conn) {}), time.Minute), "closed at once"},
 	} {
 		if (c.err == nil) != (c.says == "") || c.err != nil && !strings.Contains(c.err.Error(), c.says) {
 			t.Errorf("%s: %v", name, c.err)
