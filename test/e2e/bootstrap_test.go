@@ -80,7 +80,7 @@ func TestPreScript(t *testing.T) {
 			again("echo before it breaks\nfalse\necho unreached\n")
 			sb, err := h.api.Restart(t.Context(), id, true)
 			if err == nil && sb.Status.State == wire.Running {
-				sb, err = h.awaitState(t, id, wire.Failed, 10*time.Second), nil
+				sb, err = h.awaitState(t, id, wire.Failed, patience), nil
 			}
 			status := sb.Status.Message
 			if err != nil {

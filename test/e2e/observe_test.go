@@ -288,7 +288,7 @@ func TestDiagnosed(t *testing.T) {
 		if _, err := h.exec(t.Context(), sb.ID, "sh", "-c", "kill -TERM $(pgrep -x sleep)"); err != nil {
 			t.Log(err) // its end may be faster than the answer
 		}
-		h.awaitState(t, sb.ID, wire.Failed, 10*time.Second)
+		h.awaitState(t, sb.ID, wire.Failed, patience)
 		has(tell("logs?scope=container"), "first\nlast\n", "the sandbox has ended (killed)")
 		eventually(t, 5*time.Second, func() error { // its state is seen before the event is told
 			if d := tell("events?scope=lifecycle"); !strings.Contains(d.Content, "lifecycle ended (killed)") {

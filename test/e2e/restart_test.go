@@ -213,9 +213,15 @@ func TestTimeoutAcrossRestart(t *testing.T) {
 		}
 		return late
 	})
-	away := live(5 * time.Second)
+	away := live(time.Hour)
+	end := time.Now().Add(5 * time.Second)
+	for _, sb := range away {
+		if _, err := h.api.Renew(t.Context(), sb.ID, end); err != nil {
+			t.Fatal(err)
+		}
+	}
 	h.Kill()
-	time.Sleep(time.Until(away[len(away)-1].ExpiresAt.Add(500 * time.Millisecond)))
+	time.Sleep(time.Until(end.Add(500 * time.Millisecond)))
 	h.Start()
 	for _, sb := range away { // by the recovery, which comes before the API
 		if err := h.unknown(t, sb.ID); err != nil {

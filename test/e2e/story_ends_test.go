@@ -3,7 +3,6 @@ package e2e_test
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
@@ -35,7 +34,7 @@ func tellEntrypoints(t *testing.T, l *lab) {
 			if id == "" {
 				t.Fatalf("create printed no id: %+v", r)
 			}
-			l.awaitState(t, id, c.state, 10*time.Second)
+			l.awaitState(t, id, c.state, patience)
 			i := l.inspect(id)
 			if i.Status.Reason != c.reason && c.reason != "" {
 				t.Errorf("reason %q, want %q", i.Status.Reason, c.reason)

@@ -57,22 +57,22 @@ func tellNetworkExplained(t *testing.T, l *lab) {
 		t.Errorf("the event is %+v", ev)
 	}
 	connect := []string{"exec", id, "--", "python3", "-c", connects, outsideAddr}
-	r := l.ctl(append(connect, "80")...)
-	l.wants(r, 1, "sandboxctl: note: network: denied while this ran: "+outsideAddr+":80 ")
-	var refused float64
-	if _, err := fmt.Sscan(r.out, &refused); err != nil {
-		t.Fatal(err)
-	}
-	late := float64(next(events, "denied").Time.UnixMicro())/1e6 - refused
-	t.Logf("the event came %.1f ms after the guest knew", late*1000)
-	if late > 0.1 {
-		t.Errorf("the event came %.0f ms after the guest knew", late*1000)
-	}
-	r = l.ctl("exec", id, "--", "bash", "-c", "</dev/tcp/"+outsideAddr+"/80; true")
+	port := 79
+	soon(t, 100*time.Millisecond, "the event of a denial, after the guest knew", func() time.Duration {
+		port++ // the same again is no event
+		r := l.ctl(append(connect, fmt.Sprint(port))...)
+		l.wants(r, 1, fmt.Sprintf("sandboxctl: note: network: denied while this ran: %s:%d ", outsideAddr, port))
+		var refused float64
+		if _, err := fmt.Sscan(r.out, &refused); err != nil {
+			t.Fatal(err)
+		}
+		return next(events, "denied").Time.Sub(time.UnixMicro(int64(refused * 1e6)))
+	})
+	r := l.ctl("exec", id, "--", "bash", "-c", "</dev/tcp/"+outsideAddr+"/80; true")
 	if r.code != 0 || strings.Contains(r.errout, "network:") {
 		t.Errorf("a command that ended well: %+v", r)
 	}
-	if out := l.ok("egress", "denials", id); !strings.Contains(out, "--allow "+target) || strings.Count(out, "\n") != 3 {
+	if out := l.ok("egress", "denials", id); !strings.Contains(out, "--allow "+target) || strings.Count(out, "\n") != port-77 {
 		t.Errorf("denials: %s", out)
 	}
 	r = l.ctl("egress", "test", "asks", target)

@@ -93,7 +93,7 @@ func tellHangingProbe(t *testing.T, l *lab) {
 			if id == "" {
 				id = hang(i)
 			}
-			l.awaitHealth(id, wire.HealthUnhealthy, 20*time.Second)
+			l.awaitHealth(id, wire.HealthUnhealthy, patience)
 			l.answers(t, id)
 			lasted := took(func() {
 				l.ok("ps")

@@ -198,7 +198,7 @@ func TestNamesRestart(t *testing.T) {
 			cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "python3", "-c", keepsNamed, internet.GitHost, speaks))
 			said := func(want string) {
 				t.Helper()
-				settles(t, func() error {
+				eventually(t, patience, func() error {
 					if out := l.ok("command", "logs", id, cmd); out != want {
 						return fmt.Errorf("it said %q, not %q", out, want)
 					}

@@ -65,7 +65,7 @@ func tellNetworkChange(t *testing.T, l *lab) {
 	cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "python3", "-c", keepsOpen, outsideAddr, "443"))
 	said := func(want string) {
 		t.Helper()
-		settles(t, func() error {
+		eventually(t, patience, func() error {
 			if out := l.ok("command", "logs", id, cmd); out != want {
 				return fmt.Errorf("it said %q, not %q", out, want)
 			}

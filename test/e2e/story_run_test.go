@@ -298,12 +298,12 @@ func tellFollow(t *testing.T, l *lab) {
 		return w, func() int { _ = cmd.Wait(); return cmd.ProcessState.ExitCode() }
 	}
 	logs, wait := follow("logs", "-f", id)
-	eventually(t, 5*time.Second, func() error { return logs.has("begin\n") })
+	eventually(t, patience, func() error { return logs.has("begin\n") })
 	if out := l.ok("logs", "-n", "1", id); out != "begin\n" {
 		t.Errorf("logs -n 1: %q", out)
 	}
 	last, waitLast := follow("logs", "-f", "-n", "1", id)
-	eventually(t, 5*time.Second, func() error { return last.has("begin\n") })
+	eventually(t, patience, func() error { return last.has("begin\n") })
 	l.ok("exec", id, "--", "touch", "/tmp/go")
 	if code := wait(); code != 0 || logs.String() != "begin\nend\n" {
 		t.Errorf("logs -f: %d, %q", code, logs)
@@ -311,7 +311,7 @@ func tellFollow(t *testing.T, l *lab) {
 	if code := waitLast(); code != 0 || last.String() != "begin\nend\n" {
 		t.Errorf("logs -f -n 1: %d, %q", code, last)
 	}
-	l.awaitState(t, id, wire.Terminated, 5*time.Second)
+	l.awaitState(t, id, wire.Terminated, patience)
 	if out := l.ok("logs", id); out != "begin\nend\n" {
 		t.Errorf("logs of an ended sandbox: %q", out)
 	}
@@ -322,19 +322,19 @@ func tellFollow(t *testing.T, l *lab) {
 	id = l.make("base")
 	cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "sh", "-c", "echo begin; sleep 1000"))
 	logs, wait = follow("command", "logs", "-f", id, cmd)
-	eventually(t, 5*time.Second, func() error { return logs.has("begin\n") })
-	started := time.Now()
+	eventually(t, patience, func() error { return logs.has("begin\n") })
 	l.ok("rm", id)
+	started := time.Now()
 	wait()
 	if took := time.Since(started); took > 5*time.Second {
 		t.Errorf("command logs -f went on for %v after its sandbox was removed", took)
 	}
 
 	id = l.make("base")
-	started = time.Now()
 	out, wait := follow("exec", id, "--", "sh", "-c", "echo begin; sleep 1000")
-	eventually(t, 5*time.Second, func() error { return out.has("begin\n") })
+	eventually(t, patience, func() error { return out.has("begin\n") })
 	l.ok("rm", id)
+	started = time.Now()
 	if code := wait(); code != 137 || time.Since(started) > 10*time.Second {
 		t.Errorf("exec in a sandbox that was removed: %d after %v", code, time.Since(started))
 	}

@@ -254,9 +254,8 @@ func tellStopAndStart(t *testing.T, l *lab) {
 		`echo run >>/srv/runs; trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.1; done`)
 	l.ok("exec", id, "--", "sh", "-c", "echo kept >/srv/file; chown 33:44 /srv/file")
 	before := l.inspect(id)
-	start := time.Now()
-	if out := l.ok("stop", "sleeper"); out != "sleeper\n" || time.Since(start) > 8*time.Second {
-		t.Errorf("stop printed %q after %v", out, time.Since(start))
+	if out := l.ok("stop", "sleeper"); out != "sleeper\n" {
+		t.Errorf("stop printed %q", out)
 	}
 	i := l.inspect(id)
 	if i.Status.State != wire.Terminated || i.Status.Reason != "stopped" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 ||

@@ -96,7 +96,8 @@ def answer(*argv: str, code: int = 0, stdin: str = ""):
 
 
 def until(what: str, ask, ok):
-    for _ in range(50):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
         got = ask()
         if ok(got):
             return got
