@@ -9,6 +9,7 @@
 package certs
 
 import (
+	"bytes"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
@@ -22,6 +23,10 @@ import (
 // that is written in place, within one tick of the file system's clock, looks the same
 // when it is whole.
 const retry = time.Second
+
+// tick is longer than one of the clock of any file system (inode_timestamps, before Linux 6.13 a tick of
+// the kernel's timer): what was read so soon after its last change may have been written again since, and look the same.
+const tick = 20 * time.Millisecond
 
 // Pair is a certificate and its key.
 type Pair struct {
@@ -91,7 +96,7 @@ func (p *Pair) check() {
 		seen[i] = look(name) // a missing file has the zero state, which differs from any other
 	}
 	now := time.Now()
-	if seen == p.seen && (p.now != nil && p.err == nil || now.Sub(p.read) < retry) {
+	if seen == p.seen && !p.racy() && (p.now != nil && p.err == nil || now.Sub(p.read) < retry) {
 		return
 	}
 	again := seen == p.seen
@@ -109,10 +114,20 @@ func (p *Pair) check() {
 		}
 		return
 	}
-	if p.now != nil {
+	if p.now != nil && !bytes.Equal(p.now.Certificate[0], c.Certificate[0]) {
 		p.log.Info("serving a new certificate", "file", p.cert, "expires", c.Leaf.NotAfter)
 	}
 	p.now, p.err = &c, nil
+}
+
+// racy reports whether a file was read within a tick of its last change.
+func (p *Pair) racy() bool {
+	for _, s := range p.seen {
+		if age := p.read.Sub(time.Unix(s.ctime.Unix())); age > -tick && age < tick {
+			return true
+		}
+	}
+	return false
 }
 
 // look follows links: only the file at their end matters.

@@ -177,6 +177,41 @@ func TestReload(t *testing.T) {
 	}
 }
 
+// TestReloadWithinTick: a file that is written again in place, with the same length and before the clock of
+// its file system goes on, looks as it did when it was read.
+func TestReloadWithinTick(t *testing.T) {
+	dir := t.TempDir()
+	old, key := issue(t, "one", time.Hour)
+	write(t, dir, old, key)
+	cert := filepath.Join(dir, "tls.crt")
+	var log bytes.Buffer
+	p, err := Load(cert, filepath.Join(dir, "tls.key"), slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(cert, bytes.Repeat([]byte("x"), len(old)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// As a coarse clock has it: the change that was read and the later one have one time.
+	p.seen[0] = look(cert)
+	p.read = time.Unix(p.seen[0].ctime.Unix()).Add(tick / 2)
+	if p.Err() == nil {
+		t.Error("what was written in place was not seen")
+	}
+	if err := os.WriteFile(cert, old, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log.Reset()
+	for range 3 {
+		if got := served(t, p); got != "one" || p.Err() != nil {
+			t.Errorf("then: %s, %v", got, p.Err())
+		}
+	}
+	if log.Len() > 0 {
+		t.Errorf("the same certificate is told of: %s", &log)
+	}
+}
+
 func first(a, _ []byte) []byte  { return a }
 func second(_, b []byte) []byte { return b }
 

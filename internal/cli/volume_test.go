@@ -98,6 +98,7 @@ func TestVolumeCommands(t *testing.T) {
 	}))
 	t.Cleanup(s.Close)
 	d := &daemon{url: s.URL}
+	t.Setenv("COMPLETION_LIMIT", "30s")
 	for args, want := range map[string]result{
 		"volume create x":            {0, "x\n", ""},
 		"volume create x --size 20g": {0, "x\n", ""},

@@ -78,6 +78,8 @@ func build(t *testing.T, dir string) site {
 func (s site) put(t *testing.T, name, text string, mode os.FileMode) {
 	t.Helper()
 	path := filepath.Join(s.dir, name)
+	syscall.ForkLock.RLock() // no child holds it open for writing: it may be a program
+	defer syscall.ForkLock.RUnlock()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)); err != nil {
 		t.Fatal(err)
 	}

@@ -41,6 +41,8 @@ type Command struct {
 	Stdin   *os.File // our end; nil: /dev/null
 	Forget  bool     // at its end
 
+	forgotten bool // by Registry.ForgetEnded; guarded by its mu
+
 	// Owner takes the output of a command that is part of something longer, instead of
 	// ring and client. More output may come after the command's death, from processes
 	// that it left behind. Nil for POST /command.
@@ -251,6 +253,9 @@ func (g *Registry) supervise(c *Command, timer *time.Timer, timeout time.Duratio
 	close(c.done)
 	if !drained {
 		c.waitDrained(nil)
+	}
+	if c.Forget { // before its client knows that it has ended
+		g.remove(c)
 	}
 	close(c.flushed)
 	g.finished(c)

@@ -69,6 +69,12 @@ func (g *Registry) add(c *Command) {
 	g.byID[c.ID] = c
 }
 
+func (g *Registry) remove(c *Command) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.byID, c.ID)
+}
+
 // Get returns the command called id, or nil.
 func (g *Registry) Get(id string) *Command {
 	g.mu.Lock()
@@ -80,15 +86,16 @@ func (g *Registry) Get(id string) *Command {
 // a thousand, and moves outputs out of memory if they hold more than 2 MiB.
 func (g *Registry) finished(c *Command) {
 	if c.Forget {
-		g.mu.Lock()
-		delete(g.byID, c.ID)
-		g.mu.Unlock()
+		g.remove(c)
 		c.Output.Drop()
 		return
 	}
 	kept := c.Output.Settle(false)
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if c.forgotten {
+		return
+	}
 	g.old = append(g.old, c)
 	g.memory[c] = kept
 	g.inUse += kept
@@ -150,9 +157,12 @@ func (g *Registry) LoseClients() {
 func (g *Registry) ForgetEnded() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, c := range g.old {
-		delete(g.byID, c.ID)
-		c.Output.Drop()
+	for id, c := range g.byID {
+		if !c.Running() {
+			c.forgotten = true // finished may come later
+			delete(g.byID, id)
+			c.Output.Drop()
+		}
 	}
 	g.old, g.inUse = nil, 0
 	clear(g.memory)

@@ -61,3 +61,31 @@ func TestDetailsAreForgotten(t *testing.T) {
 		}
 	}
 }
+
+// TestForgetEnded: a command that has just ended is forgotten, too, although its end is not noted yet; one
+// that runs is not.
+func TestForgetEnded(t *testing.T) {
+	g := NewRegistry(Config{OutputDir: t.TempDir(), OutputLimit: 4 << 20, OutputEach: output.OfCommand})
+	var all []*Command
+	for range 3 {
+		c := &Command{ID: NewID(), done: make(chan struct{})}
+		c.Output = g.books.NewRing(c.ID)
+		c.Output.Write([]byte("secret")) //nolint:errcheck // never fails
+		g.add(c)
+		all = append(all, c)
+	}
+	noted, ended, runs := all[0], all[1], all[2]
+	close(noted.done)
+	g.finished(noted)
+	close(ended.done)
+	g.ForgetEnded()
+	g.finished(ended)
+	if g.Known() != 1 || g.Get(runs.ID) != runs || len(g.old) != 0 || g.inUse != 0 || len(g.memory) != 0 {
+		t.Errorf("%d commands are known, %v have ended, with %d bytes, %v", g.Known(), g.old, g.inUse, g.memory)
+	}
+	close(runs.done)
+	g.finished(runs)
+	if len(g.old) != 1 {
+		t.Errorf("%d have ended after that", len(g.old))
+	}
+}
