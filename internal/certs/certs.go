@@ -24,8 +24,8 @@ import (
 // when it is whole.
 const retry = time.Second
 
-// tick is longer than one of the clock of any file system (inode_timestamps, before Linux 6.13 a tick of
-// the kernel's timer): what was read so soon after its last change may have been written again since, and look the same.
+// tick is longer than one of the clock of any file system, which before Linux 6.13 is that of the kernel's
+// timer. What was read so soon after its last change may have been written again since, and look the same.
 const tick = 20 * time.Millisecond
 
 // Pair is a certificate and its key.

@@ -229,7 +229,8 @@ func TestPouredSlowly(t *testing.T) {
 			if _, err := io.ReadFull(resp.Body, got[at:at+n/2]); err != nil {
 				t.Fatal(name, n, err)
 			}
-			for deadline := time.Now().Add(10 * time.Second); n == 2<<20 && during <= before; during = pipeEnds(t) { // while it is on its way
+			// While it is on its way.
+			for deadline := time.Now().Add(10 * time.Second); n == 2<<20 && during <= before; during = pipeEnds(t) {
 				if time.Now().After(deadline) {
 					t.Fatalf("%s: %d ends of pipes, %d during the answer", name, before, during)
 				}

@@ -30,7 +30,8 @@ func TestTopAndTab(t *testing.T) {
 			if err := json.Unmarshal([]byte(out), &rows); err != nil {
 				return err
 			}
-			if len(rows) != 2 || rows[0].ID != busy || rows[0].CPUPercent < 30 || rows[0].Usage.Pids == nil || rows[1].ID != idle || rows[1].CPUPercent > 30 {
+			if len(rows) != 2 || rows[0].ID != busy || rows[0].CPUPercent < 30 || rows[0].Usage.Pids == nil ||
+				rows[1].ID != idle || rows[1].CPUPercent > 30 {
 				return fmt.Errorf("%s", out)
 			}
 			return nil

@@ -76,9 +76,11 @@ func TestReachSteps(t *testing.T) {
 			c.Write([]byte{0}) //nolint:errcheck // a test
 			asked <- q
 		}), time.Minute), ""},
-		"DNS, closed":            {asksNothing(listen(reads), time.Minute), "closed at once"},
-		"others, silent":         {staysOpen(listen(func(net.Conn) { <-quiet }), reachRest), ""},
-		"others, speaks first":   {staysOpen(listen(func(c net.Conn) { c.Write([]byte("220 hi\n")) }), time.Minute), ""}, //nolint:errcheck // a test
+		"DNS, closed":    {asksNothing(listen(reads), time.Minute), "closed at once"},
+		"others, silent": {staysOpen(listen(func(net.Conn) { <-quiet }), reachRest), ""},
+		"others, speaks first": {staysOpen(listen(func(c net.Conn) {
+			c.Write([]byte("220 hi\n")) //nolint:errcheck // a test
+		}), time.Minute), ""},
 		"others, closed at once": {staysOpen(listen(func(net.Conn) {}), time.Minute), "closed at once"},
 	} {
 		if (c.err == nil) != (c.says == "") || c.err != nil && !strings.Contains(c.err.Error(), c.says) {
