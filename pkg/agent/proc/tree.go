@@ -43,24 +43,27 @@ func (p *Process) Urge() {
 	}
 }
 
-// KillAll kills the processes that find returns until it returns none, for at most 5 s.
+// KillAll kills the processes that find returns until it returns none twice, for at most 5 s: a
+// process that was forked during one search may have a number that this had passed.
 func KillAll(find func() []int) { killAll(nil, find) }
 
 // killAll is KillAll; p and its group are killed by Signal.
 func killAll(p *Process, find func() []int) {
 	deadline := time.Now().Add(5 * time.Second)
 	pause := time.Millisecond
-	for {
+	for none := 0; none < 2 && time.Now().Before(deadline); {
 		victims := find()
+		if len(victims) == 0 {
+			none++
+			continue
+		}
+		none = 0
 		for _, v := range victims {
 			if p != nil && v == p.PID {
 				p.Signal(syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
 				continue
 			}
 			syscall.Kill(v, syscall.SIGKILL) //nolint:errcheck // gone is what is wanted
-		}
-		if len(victims) == 0 || time.Now().After(deadline) {
-			break
 		}
 		// Only the end of p is an event here: the others are reaped by their parents,
 		// if those live.
