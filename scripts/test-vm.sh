@@ -3,8 +3,8 @@
 # and pure cgroup v2. A story (test/vm/STORY.sh) installs sandboxd with its script and has
 # one stage for each boot.
 #   scripts/test-vm.sh [--debian bookworm|trixie] [STORY[@bookworm|@trixie]...]
-# Needs root, qemu-system-x86, qemu-utils, mmdebstrap and python3; the story "bundle" also
-# minisign. The output of a story is in build/vm/STORY.log, that of its kernel in STORY.console.
+# Needs root, qemu-system-x86, qemu-utils, mmdebstrap and python3; the stories "bundle",
+# "upgrade" and "year" also minisign. The output of a story is in build/vm/STORY.log, that of its kernel in STORY.console.
 #
 # The disk of the Debian is made once and kept in ~/.cache/sandboxd-test/vm; a story writes
 # to an overlay of it. A line "# needs: PACKAGE..." in a story asks for a Debian of its own

@@ -14,19 +14,16 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
 )
 
-// retry is how soon unusable files are read again although they seem unchanged: a file
-// that is written in place, within one tick of the file system's clock, looks the same
-// when it is whole.
+// retry is how soon unusable files are read again although they seem unchanged, and how long
+// after its last change a file may be written again and look the same: its file system counts in
+// ticks of its own. On vfat they are longer, of two seconds.
 const retry = time.Second
-
-// tick is longer than one of the clock of any file system, which before Linux 6.13 is that of the kernel's
-// timer. What was read so soon after its last change may have been written again since, and look the same.
-const tick = 20 * time.Millisecond
 
 // Pair is a certificate and its key.
 type Pair struct {
@@ -99,7 +96,7 @@ func (p *Pair) check() {
 	if seen == p.seen && !p.racy() && (p.now != nil && p.err == nil || now.Sub(p.read) < retry) {
 		return
 	}
-	again := seen == p.seen
+	again := seen == p.seen && p.err != nil
 	p.seen, p.read = seen, now // before they are read: a change in between is seen the next time
 	c, err := tls.LoadX509KeyPair(p.cert, p.key)
 	if err != nil {
@@ -114,16 +111,16 @@ func (p *Pair) check() {
 		}
 		return
 	}
-	if p.now != nil && !bytes.Equal(p.now.Certificate[0], c.Certificate[0]) {
+	if p.now != nil && (p.err != nil || !slices.EqualFunc(p.now.Certificate, c.Certificate, bytes.Equal)) {
 		p.log.Info("serving a new certificate", "file", p.cert, "expires", c.Leaf.NotAfter)
 	}
 	p.now, p.err = &c, nil
 }
 
-// racy reports whether a file was read within a tick of its last change.
+// racy reports whether a file was read so soon after its last change that a later one may have its time.
 func (p *Pair) racy() bool {
 	for _, s := range p.seen {
-		if age := p.read.Sub(time.Unix(s.ctime.Unix())); age > -tick && age < tick {
+		if age := p.read.Sub(time.Unix(s.ctime.Unix())); age > -retry && age < retry {
 			return true
 		}
 	}

@@ -100,7 +100,7 @@ func Resent(c net.Conn) (n int, err error) {
 
 // Soonest runs try until one run takes no longer than limit, ten times and for ten seconds
 // at least, and returns the time of the shortest run. It ends at the first error. A busy host
-// delays some runs, and those that follow at once, too; code that is slow by itself is slow each time.
+// may delay several runs in a row; code that is slow by itself is slow each time.
 func Soonest(limit time.Duration, try func() error) (least time.Duration, err error) {
 	least = math.MaxInt64
 	began := time.Now()

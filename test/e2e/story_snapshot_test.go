@@ -254,8 +254,9 @@ func tellStopAndStart(t *testing.T, l *lab) {
 		`echo run >>/srv/runs; trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.1; done`)
 	l.ok("exec", id, "--", "sh", "-c", "echo kept >/srv/file; chown 33:44 /srv/file")
 	before := l.inspect(id)
-	if out := l.ok("stop", "sleeper"); out != "sleeper\n" {
-		t.Errorf("stop printed %q", out)
+	start := time.Now()
+	if out := l.ok("stop", "-t", "300", "sleeper"); out != "sleeper\n" || time.Since(start) > 2*time.Minute {
+		t.Errorf("stop printed %q after %v", out, time.Since(start))
 	}
 	i := l.inspect(id)
 	if i.Status.State != wire.Terminated || i.Status.Reason != "stopped" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 ||

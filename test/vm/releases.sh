@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes what the story "upgrade" needs, of what `make build` made:
+# Makes what the stories "upgrade" and "year" need, of what `make build` made:
 #   test/vm/releases.sh DIR
 # DIR gets the package of release 2, and bundles of three more with their key: 3 is good, the daemon of
 # 4 does not start, or hangs if there is /root/hang, and 5 writes a state of a newer schema. Release N

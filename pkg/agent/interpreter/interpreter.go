@@ -41,7 +41,7 @@ const (
 	startLimit = 30 * time.Second
 	// remembered is for how many dead contexts the reason is kept.
 	remembered = 64
-	// Grace is the time between the interrupt of a call and the kill of its context.
+	// Grace is the time between the interrupt of a call, once it has begun, and the kill of its context.
 	Grace = 3 * time.Second
 	// interruptAgain is the time between two interrupts in languages where one is
 	// easily lost.

@@ -192,12 +192,13 @@ func (c *Context) finish(err *Error) {
 	close(r.done)
 }
 
-// startGrace is how many graces an interpreter has to begin with code that is to stop: without a CPU it
-// takes long, and is no worse for it.
+// startGrace is how many graces a driver that reports the beginning of code has for that, if the code is to
+// stop: without a CPU it takes long, and is no worse for it.
 const startGrace = 5
 
-// Interrupt asks the running code to stop, and kills the context if it does not stop
-// within the grace. It returns when the code has stopped, or at once if none runs.
+// Interrupt asks the running code to stop, and kills the context if it does not stop within the grace of
+// its beginning, as far as the driver reports that (language.begins). It returns when the code has stopped,
+// or at once if none runs.
 func (c *Context) Interrupt() {
 	c.mu.Lock()
 	r := c.run

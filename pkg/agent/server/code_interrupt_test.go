@@ -217,6 +217,33 @@ func TestCodeInterruptBeforeItBegins(t *testing.T) {
 	e.inOrder(c, []cellCase{{"echo $x", "stdout \"7\\n\"\ncomplete"}})
 }
 
+// A bash that never begins with it is killed.
+func TestCodeInterruptNeverBegins(t *testing.T) {
+	t.Parallel() // it waits
+	e := newCodeEnv(t)
+	e.s.code.contexts.Grace = 100 * time.Millisecond
+	c := e.context("bash")
+	var pid int
+	if _, err := fmt.Sscanf(e.cell(c, "echo $$"), "stdout \"%d", &pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	body, _ := json.Marshal(agent.CodeRequest{Code: "sleep 1000", Context: c})
+	resp, err := e.http.Client().Do(e.request("POST", "/code", bytes.NewReader(body)))
+	if err != nil || resp.StatusCode != 200 {
+		t.Fatal(resp, err)
+	}
+	defer resp.Body.Close()
+	e.call(200, "DELETE", "/code?id="+c.ID, nil)
+	said, err := io.ReadAll(resp.Body)
+	if got := e.cellEvents(string(said)); err != nil || !strings.Contains(got, "error ContextDied ") ||
+		!strings.Contains(got, "did not begin with the code within 500ms of an interrupt") {
+		t.Error(got, err)
+	}
+}
+
 // A SIGINT that comes while bash begins to wait for a child may have it spin for
 // ever, so it gets none where it does not sleep. Stopped, as here, stands for
 // preempted: and what was sent can be seen.

@@ -120,7 +120,7 @@ func asksNothing(conn net.Conn, rest time.Duration) error {
 }
 
 // staysOpen waits for the end of a connection. A server that sends something, or nothing
-// for the rest, was reached.
+// within rest, was reached.
 func staysOpen(conn net.Conn, rest time.Duration) error {
 	conn.SetReadDeadline(time.Now().Add(rest)) //nolint:errcheck // the deadline before it holds
 	_, err := conn.Read(make([]byte, 1))

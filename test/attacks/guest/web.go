@@ -140,7 +140,7 @@ func exchange(c net.Conn, want, requests string) (string, error) {
 		}
 	}
 	// What else comes: the last request may be answered later than the others.
-	c.SetReadDeadline(time.Now().Add(8 * time.Second)) //nolint:errcheck // of a socket
+	c.SetReadDeadline(time.Now().Add(patience)) //nolint:errcheck // of a socket
 	for !strings.Contains(all.String(), want) {
 		n, err := c.Read(b)
 		all.Write(b[:n])

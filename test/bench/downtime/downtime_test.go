@@ -1,7 +1,6 @@
 package downtime_test
 
 import (
-	"math"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -111,12 +110,14 @@ func restarts(t *testing.T, d *daemontest.Daemon, s *downtime.Socket) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shortest := time.Duration(math.MaxInt64)
-	for i := 0; i < 3 || i < 6 && shortest > most; i++ { // a busy host delays some; what is slow by itself is slow each time
-		shortest = min(shortest, replace())
-	}
-	if shortest > most {
-		t.Errorf("%s without an API, want at most %s", shortest, most)
+	var late []time.Duration
+	for fast := 0; fast < 3; { // a busy host delays some
+		if gap := replace(); gap <= most {
+			fast++
+		} else if late = append(late, gap); len(late) > 3 {
+			t.Errorf("%v without an API, want at most %s", late, most)
+			break
+		}
 	}
 	if lost, err := crowd.End(t.Context()); err != nil || lost != (downtime.Loss{}) {
 		t.Errorf("lost %+v, %v", lost, err)
