@@ -9,6 +9,7 @@ package errs
 import (
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 )
 
@@ -95,3 +96,14 @@ func CodeOf(err error) Code {
 
 // Is reports whether the outermost Error in err has the given code.
 func Is(err error, code Code) bool { return err != nil && CodeOf(err) == code }
+
+// Lack says what the host lacks, if err is for want of open files or of room on a disk, and what to do; else "".
+func Lack(err error) string {
+	switch {
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return "sandboxd has reached its limit of open files: run fewer sandboxes, or raise the limit (LimitNOFILE= of its unit)"
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return "a disk of the host is full: free space on it"
+	}
+	return ""
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -246,15 +245,14 @@ func clientText(err error) string {
 		text += ": step " + s.Name
 	}
 	e, ok := errors.AsType[*errs.Error](err)
+	lack := errs.Lack(err)
 	switch {
 	case ok:
 		return text + ": " + e.Text
 	case errors.Is(err, errDied):
 		return text + ": " + errDied.Error()
-	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		return text + ": sandboxd has reached its limit of open files: run fewer sandboxes, or raise the limit (LimitNOFILE= of its unit)"
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return text + ": a disk of the host is full: free space on it"
+	case lack != "":
+		return text + ": " + lack
 	}
 	return text + " failed; the daemon's log says why"
 }

@@ -126,7 +126,9 @@ func TestCrowd(t *testing.T) {
 // TestOutOfFiles runs a daemon that may open few files: creates beyond that
 // fail in words, the daemon lives, and nothing is left of them.
 func TestOutOfFiles(t *testing.T) {
-	h := newHost(t, daemontest.Options{Wrap: []string{"prlimit", "--nofile=80:80"}})
+	h := newHost(t, daemontest.Options{Wrap: []string{"sh", "-c", `exec ${FILES:+prlimit --nofile=$FILES} "$@"`, "sh"}})
+	h.Stop() // it has the image
+	h.Start("FILES=80:80")
 	var (
 		mu     sync.Mutex
 		wg     sync.WaitGroup
@@ -141,6 +143,7 @@ func TestOutOfFiles(t *testing.T) {
 			switch {
 			case err != nil:
 				failed++
+				said = append(said, err.Error())
 				if errs.Is(err, errs.Internal) && !strings.Contains(err.Error(), "request") {
 					t.Errorf("create: %v", err)
 				}

@@ -255,7 +255,7 @@ func tellStopAndStart(t *testing.T, l *lab) {
 	l.ok("exec", id, "--", "sh", "-c", "echo kept >/srv/file; chown 33:44 /srv/file")
 	before := l.inspect(id)
 	start := time.Now()
-	if out := l.ok("stop", "-t", "300", "sleeper"); out != "sleeper\n" || time.Since(start) > 2*time.Minute {
+	if out := l.ok("stop", "-t", "60", "sleeper"); out != "sleeper\n" || time.Since(start) > 45*time.Second {
 		t.Errorf("stop printed %q after %v", out, time.Since(start))
 	}
 	i := l.inspect(id)

@@ -100,8 +100,12 @@ func Body(err error, requestID string) (int, wire.Error) {
 	}
 	if code == errs.Internal {
 		body.Message = "sandboxd failed to do this; the reason is in its log, under request " + requestID
-		if known && e.Text != "" {
-			body.Message = e.Text + " (more in the log of sandboxd, request " + requestID + ")"
+		text := errs.Lack(err)
+		if known {
+			text = cmp.Or(e.Text, text)
+		}
+		if text != "" {
+			body.Message = text + " (more in the log of sandboxd, request " + requestID + ")"
 		}
 	}
 	status := cmp.Or(byWire[body.Code], row.status)
