@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/pkg/api"
@@ -25,14 +24,8 @@ var _ api.Network = network{}
 // network says what the egress refuses sandboxes, and why.
 type network struct{ *Daemon }
 
-// toldLimit is how long an answer waits for denials that are on their way. They take
-// microseconds, unless other sandboxes cause so many that some are lost anyway.
-const toldLimit = 50 * time.Millisecond
-
 func (n network) Denials(id string) wire.Denials {
-	ctx, cancel := context.WithTimeout(context.Background(), toldLimit)
-	defer cancel()
-	n.egress.Told(ctx)
+	n.egress.Told()
 	return n.denials.of(id)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,8 +21,6 @@ type Denial struct {
 	Rule  string         // why: a rule as written, or "host address", policy.PrivateRange, policy.Default, …
 	By    string         // one of By…: what denied it
 	Fixed bool           // a rule of the host denies it, so none of the sandbox could open it
-
-	told chan<- struct{} // of Told: no denial
 }
 
 // The values of Denial.By.
@@ -113,15 +112,24 @@ func (t turns) take(k *ownChild, f func()) bool {
 
 // denials reports what is denied, outside of the packet path.
 type denials struct {
-	onDeny    func(Denial) // nil: nobody wants to know
-	toTell    chan Denial
+	onDeny  func(Denial) // nil: nobody wants to know
+	telling sync.Mutex   // held while it is called
+	mu      sync.Mutex   // of toTell
+	toTell  []Denial
+	more    chan struct{} // there is something to tell
+
 	onInspect func(InspectEvent) // likewise
 	inspects  chan InspectEvent
 }
 
 func newDenials(onDeny func(Denial), onInspect func(InspectEvent)) denials {
-	return denials{onDeny, make(chan Denial, 1024), onInspect, make(chan InspectEvent, 256)}
+	return denials{
+		onDeny: onDeny, more: make(chan struct{}, 1), onInspect: onInspect, inspects: make(chan InspectEvent, 256),
+	}
 }
+
+// mostToTell is how many denials wait to be told.
+const mostToTell = 1024
 
 // putInspect is put for what was noticed in decrypted connections.
 func (d *denials) putInspect(n InspectEvent) {
@@ -153,8 +161,13 @@ func (k *ownChild) warn(text string, args ...any) {
 
 // put reports a denial, unless the receiver is too slow.
 func (d *denials) put(n Denial) {
+	d.mu.Lock()
+	if len(d.toTell) < mostToTell {
+		d.toTell = append(d.toTell, n)
+	}
+	d.mu.Unlock()
 	select {
-	case d.toTell <- n:
+	case d.more <- struct{}{}:
 	default:
 	}
 }
@@ -182,30 +195,25 @@ func (d *denials) tellAs(s *sandbox, f policy.Flow, name string, why policy.Reas
 	})
 }
 
-// Told returns when OnDeny has been called for every flow denied so far, or ctx has
-// ended. A guest learns of a denial after it was put into the channel.
-func (d *denials) Told(ctx context.Context) {
-	told := make(chan struct{})
-	select {
-	case d.toTell <- Denial{told: told}:
-	case <-ctx.Done():
-		return
-	}
-	select {
-	case <-told:
-	case <-ctx.Done():
+// Told returns when OnDeny has been called for every flow denied so far: a guest learns of a denial
+// after it was put. The caller may hold no lock that OnDeny takes.
+func (d *denials) Told() {
+	d.telling.Lock()
+	defer d.telling.Unlock()
+	d.mu.Lock()
+	all := d.toTell
+	d.toTell = nil
+	d.mu.Unlock()
+	for _, n := range all {
+		d.onDeny(n)
 	}
 }
 
 func (d *denials) tellDenials(ctx context.Context) {
 	for {
 		select {
-		case n := <-d.toTell:
-			if n.told != nil {
-				close(n.told)
-				continue
-			}
-			d.onDeny(n)
+		case <-d.more:
+			d.Told()
 		case n := <-d.inspects:
 			d.onInspect(n)
 		case <-ctx.Done():

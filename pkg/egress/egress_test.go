@@ -227,7 +227,7 @@ func TestReach(t *testing.T) {
 		}
 	}
 
-	e.Told(t.Context())
+	e.Told()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, want := range []Denial{

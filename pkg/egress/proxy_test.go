@@ -197,7 +197,7 @@ func (w *world) denies(id, network, to string) {
 // heard holds that denials of these names were told.
 func (w *world) heard(e *Engine, id string, names ...string) {
 	w.t.Helper()
-	e.Told(w.t.Context())
+	e.Told()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, name := range names {

@@ -230,8 +230,9 @@ func TestNames(t *testing.T) {
 		t.Errorf("%d queries are still under way", n)
 	}
 	var denied []string
-	for len(e.toTell) > 0 {
-		d := <-e.toTell
+	e.denials.mu.Lock()
+	defer e.denials.mu.Unlock()
+	for _, d := range e.toTell {
 		denied = append(denied, d.ID+" "+d.Proto+" "+d.Name+": "+d.Rule)
 	}
 	if !slices.Contains(denied, "named dns two.test: default") || !slices.Contains(denied, "open dns bad.wild.test: deny bad.wild.test") {
