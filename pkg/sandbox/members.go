@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -177,6 +178,7 @@ func (s *Stock) makeMember(ctx context.Context, p *record.Pool, spec record.Spec
 	if err != nil {
 		return err
 	}
+	unlock = sync.OnceFunc(unlock)
 	defer unlock()
 	err = table.Within(ctx, storeLimit, "store:member", func(ctx context.Context) error { return m.life.Store.Insert(ctx, &r) })
 	if errs.Is(err, errs.Exhausted) {
@@ -190,7 +192,7 @@ func (s *Stock) makeMember(ctx context.Context, p *record.Pool, spec record.Spec
 		err = warm(ctx, m.life.Deps, p, &r)
 	}
 	if err == nil {
-		err = s.addMember(&r, p.Warm == "" && p.Ready == "" && len(spec.Prestart) == 0)
+		err = s.addMember(&r, p.Warm == "" && p.Ready == "" && len(spec.Prestart) == 0, unlock)
 	}
 	if err != nil && ctx.Err() != nil {
 		err = errors.Join(errClosing, err)
@@ -260,9 +262,8 @@ func (s *Stock) inMaking(pool string, giveUp context.CancelFunc) (done func()) {
 	}
 }
 
-// addMember makes a member ready, and watches over its processes.
-// Preconditions: its lock is held.
-func (s *Stock) addMember(r *record.Record, open bool) error {
+// addMember is add for a member, and watches over its processes. After an error it is still locked.
+func (s *Stock) addMember(r *record.Record, open bool, unlock func()) error {
 	ctx, forget := context.WithCancel(s.m.ctx)
 	gone, err := s.m.life.Cgroups.Watch(ctx, r.ID)
 	if err != nil {
@@ -271,6 +272,7 @@ func (s *Stock) addMember(r *record.Record, open bool) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	unlock()
 	s.members.ready[r.Pool.Name] = append(s.members.ready[r.Pool.Name], &member{*r, open, forget})
 	delete(s.trouble, r.Pool.Name)
 	id := r.ID
@@ -308,7 +310,7 @@ func (s *Stock) pick(pool string, i int) *member {
 // keepMember makes a member ready again that was taken in vain, or was looked at.
 // Preconditions: its lock is held.
 func (s *Stock) keepMember(ctx context.Context, c *member) error {
-	if err := s.addMember(&c.Record, c.open); err != nil {
+	if err := s.addMember(&c.Record, c.open, func() {}); err != nil {
 		return errors.Join(err, s.release(ctx, &c.Record))
 	}
 	return nil

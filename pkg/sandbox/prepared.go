@@ -141,6 +141,7 @@ func (s *Stock) make(ctx context.Context, runtime string) error {
 	if err != nil {
 		return err
 	}
+	unlock = sync.OnceFunc(unlock)
 	defer unlock()
 	var steps []table.Step
 	err = table.Within(ctx, storeLimit, "store:prepare", func(ctx context.Context) error { return m.life.Store.Insert(ctx, &r) })
@@ -152,7 +153,7 @@ func (s *Stock) make(ctx context.Context, runtime string) error {
 	}
 	switch {
 	case err == nil:
-		s.add(&r)
+		s.add(&r, unlock)
 	case ctx.Err() != nil:
 		err = errors.Join(errClosing, err)
 	}
@@ -163,10 +164,12 @@ func (s *Stock) make(ctx context.Context, runtime string) error {
 	return err
 }
 
-// add makes a slot ready. Preconditions: its lock is held.
-func (s *Stock) add(r *record.Record) {
+// add makes a slot ready, and calls unlock before anybody sees that it is: a creation passes over a slot
+// whose lock is held. Preconditions: it is.
+func (s *Stock) add(r *record.Record, unlock func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	unlock()
 	s.ready[r.Spec.Runtime] = append(s.ready[r.Spec.Runtime], r.ID)
 }
 
@@ -262,7 +265,7 @@ func (s *Stock) giveBack(ctx context.Context, r *record.Record, c *member) {
 	case err == nil && ok && was.State == record.Prepared && c != nil:
 		err = s.keepMember(ctx, c)
 	case err == nil && ok && was.State == record.Prepared:
-		s.add(&was)
+		s.add(&was, func() {}) // the caller unlocks
 	case err == nil && ok:
 		_, err = s.m.erase(ctx, &was, func() {})
 	}
@@ -366,7 +369,7 @@ func (s *Stock) heal(ctx context.Context, r *record.Record, kinds []string) erro
 	if s.remove(r) {
 		lost, err := s.lost(ctx, s.rows, r, kinds)
 		if lost == "" {
-			s.add(r) // also after an error: what it holds is not known, and a create fits it
+			s.add(r, func() {}) // also after an error: what it holds is not known, and a create fits it
 			return err
 		}
 		s.m.life.cfg.Log.Warn("something on the host removed a resource of a prepared slot; the slot is released", "sandbox", r.ID,

@@ -455,3 +455,37 @@ func TestPreparedNoSweep(t *testing.T) {
 		stop(t, m)
 	})
 }
+
+// TestReadyAtOnce: a creation can take a slot, or a member of a pool, as soon as that is made, and said to be.
+func TestReadyAtOnce(t *testing.T) {
+	for pool, c := range map[string]record.Capacity{"": {}, "p": {BufferMin: 1, BufferMax: 1, PoolMax: 2}} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHost()
+			if pool != "" {
+				h.pooled(pool, record.Spec{}, c)
+			}
+			var m *Manager
+			var took record.Record
+			m, _ = h.boot(t, withPools, func(c *Config) {
+				if pool == "" {
+					wanting(1)(c)
+				}
+				c.OnOperation = func(o Operation) {
+					if o.Name == opPrepare && took.ID == "" {
+						var err error
+						if took, err = m.Create(t.Context(), record.Spec{Runtime: "runc", Pool: pool}); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+			end := keeps(t, m)
+			synctest.Wait()
+			if r, _ := h.record(took.ID); !r.Prepared || r.Pool.Name != pool || r.Pool.Miss != "" {
+				t.Errorf("of pool %q: %v, %+v", pool, r.Prepared, r.Pool)
+			}
+			end()
+			stop(t, m)
+		})
+	}
+}
