@@ -102,8 +102,10 @@ func Lack(err error) string {
 	switch {
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return "sandboxd has reached its limit of open files: run fewer sandboxes, or raise the limit (LimitNOFILE= of its unit)"
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case errors.Is(err, syscall.ENOSPC):
 		return "a disk of the host is full: free space on it"
+	case errors.Is(err, syscall.EDQUOT):
+		return "a quota of a disk is used up: delete files that it counts, or raise it"
 	}
 	return ""
 }
