@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests: `scripts/test.sh push` is `make test`, `scripts/test.sh all` is
 # `make test-all`. test/suite runs them side by side; test/summary prints the result. LANES
-# is how many jobs run at a time.
+# is how many jobs run at a time; with RACE=1 the tests below test/ have the race detector, too,
+# but not the programs that they start.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" -eq 0 ] || { echo "make test: the root and end-to-end tests need root" >&2; exit 1; }
@@ -9,7 +10,7 @@ what=${1:-push}
 
 go build -trimpath -o build/tools/ ./test/suite ./test/summary
 cp /proc/stat build/stat.before
-build/tools/suite ${LANES:+-lanes "$LANES"} "$what"
+build/tools/suite ${LANES:+-lanes "$LANES"} ${RACE:+-race} "$what"
 
 # If a few tests failed, each runs twice more, by itself, to distinguish an unsteady test
 # from a broken one. They count as failed either way. A whole machine takes too long for

@@ -27,6 +27,7 @@ func main() {
 	}
 	lanes := flag.Int("lanes", min(runtime.NumCPU()+1, len(instances)), "how many jobs run at a time")
 	only := flag.String("only", "", "run only jobs whose name matches this pattern")
+	race := flag.Bool("race", false, "compile the tests below test/ with the race detector, too")
 	flag.Parse()
 	if flag.NArg() != 1 || flag.Arg(0) != "push" && flag.Arg(0) != "all" {
 		fmt.Fprintln(os.Stderr, "usage: suite [-lanes N] [-only PATTERN] push|all")
@@ -40,7 +41,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "suite:", <-stop)
 		os.Exit(130)
 	}()
-	if err := run(flag.Arg(0) == "all", *lanes, *only); err != nil {
+	if err := run(flag.Arg(0) == "all", *race, *lanes, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "suite:", err)
 		os.Exit(1)
 	}
@@ -48,7 +49,7 @@ func main() {
 
 // run makes the plan and runs its jobs. It fails only if a job could not be run;
 // test/summary judges the results of the tests.
-func run(all bool, lanes int, only string) error {
+func run(all, race bool, lanes int, only string) error {
 	top, err := os.Getwd()
 	if err != nil {
 		return err
@@ -63,7 +64,7 @@ func run(all bool, lanes int, only string) error {
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return err
 	}
-	jobs, err := plan(top, all, only)
+	jobs, err := plan(top, all, race, only)
 	if err != nil {
 		return err
 	}

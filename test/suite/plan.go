@@ -147,7 +147,7 @@ type pkg struct {
 func (p pkg) name() string { return strings.TrimPrefix(p.ImportPath, module) }
 
 // plan compiles the test programs and returns the jobs that run them.
-func plan(top string, all bool, only string) ([]*job, error) {
+func plan(top string, all, race bool, only string) ([]*job, error) {
 	wanted, err := regexp.Compile(only)
 	if err != nil {
 		return nil, err
@@ -168,7 +168,7 @@ func plan(top string, all bool, only string) ([]*job, error) {
 	if len(jobs) == 0 {
 		return nil, fmt.Errorf("no job has a name that matches %q", only)
 	}
-	return jobs, compile(top, tags, programs)
+	return jobs, compile(top, tags, race, programs)
 }
 
 // arrange cuts the tests of packages into jobs. It also returns the packages whose
@@ -274,12 +274,20 @@ func split(top, stories string, p pkg, tests, others []string) (jobs []*job) {
 	return jobs
 }
 
-// compile builds the test programs of packages, and test2json, which reads their output.
-func compile(top, tags string, packages []string) error {
-	for _, argv := range [][]string{
+// compile builds the test programs of packages, and test2json, which reads their output. With race, those below
+// test/ have the race detector. In others it does not work: internal/confine starts itself in an empty root.
+func compile(top, tags string, race bool, packages []string) error {
+	test := []string{"go", "test", "-c", "-trimpath", "-tags", tags, "-o", filepath.Join("build", "test-bin") + "/"}
+	detects := func(p string) bool { return race && strings.HasPrefix(p, module+"test/") }
+	commands := [][]string{
 		{"go", "build", "-trimpath", "-o", filepath.Join("build", "tools", "test2json"), "cmd/test2json"},
-		append([]string{"go", "test", "-c", "-trimpath", "-tags", tags, "-o", filepath.Join("build", "test-bin") + "/"}, packages...),
-	} {
+		slices.Concat(test, slices.DeleteFunc(slices.Clone(packages), detects)),
+	}
+	if race {
+		others := slices.DeleteFunc(slices.Clone(packages), func(p string) bool { return !detects(p) })
+		commands = append(commands, slices.Concat(test, []string{"-race"}, others))
+	}
+	for _, argv := range commands {
 		cmd := exec.Command(argv[0], argv[1:]...)
 		cmd.Dir = top
 		if out, err := cmd.CombinedOutput(); err != nil {
