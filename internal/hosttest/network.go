@@ -149,11 +149,13 @@ func exitCode(cmd *exec.Cmd) int {
 	return 0
 }
 
-// given are the ports that FreePort has returned.
+// given keeps open what marks the ports that FreePort has returned: abstract Unix sockets (unix(7)), which
+// are of a network namespace, as ports are.
 var given sync.Map
 
-// FreePort returns a loopback address on which no process listens. The port is outside
-// ip_local_port_range (ip(7)), from which the kernel takes ports for clients: a client
+// FreePort returns a loopback address on which no process listens. Until this process ends, no
+// other call in this network namespace returns it, also none of another process. The port is
+// outside ip_local_port_range (ip(7)), from which the kernel takes ports for clients: a client
 // of another test could have such a port a moment later.
 func FreePort(t testing.TB) netip.AddrPort {
 	t.Helper()
@@ -166,9 +168,12 @@ func FreePort(t testing.TB) netip.AddrPort {
 		}
 		l.Close()
 		addr := l.Addr().(*net.TCPAddr).AddrPort()
-		if _, again := given.LoadOrStore(addr.Port(), true); again {
+		mark, err := net.Listen("unix", fmt.Sprintf("@sandboxd-test-port-%d", addr.Port()))
+		if err != nil {
+			last = err
 			continue
 		}
+		given.Store(mark, true)
 		return addr
 	}
 	t.Fatal("no free port of loopback between 20000 and 32000: ", last)

@@ -250,7 +250,7 @@ func TestWallAlarm(t *testing.T) {
 		t.Fatal("an alarm for never")
 	case <-time.After(20 * time.Millisecond):
 	}
-	at := time.Now().Add(30 * time.Millisecond)
+	at := time.Now().Add(30 * time.Millisecond).Round(0) // wall time, as the alarm's
 	set(time.Now().Add(time.Hour))
 	set(at)
 	if <-a.C(); time.Now().Before(at) {

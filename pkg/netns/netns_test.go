@@ -386,7 +386,7 @@ func TestTogether(t *testing.T) {
 	// busy host makes both slower, and perhaps the former while it is measured.
 	const n = 40
 	var together, alone time.Duration
-	for range 10 {
+	for range 5 {
 		together = removing(t, m, n, n)
 		alone = removing(t, m, n, 1)
 		if together <= alone/4 {

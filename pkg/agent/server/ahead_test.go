@@ -271,7 +271,7 @@ func TestAheadWaitsForNobody(t *testing.T) {
 // TestAheadRests: the next shell does not start while a command's answer is on its way.
 func TestAheadRests(t *testing.T) {
 	e := aheadEnv(t)
-	e.s.ahead.Rest = 50 * time.Millisecond
+	e.s.ahead.Rest, e.s.ahead.Delay = 50*time.Millisecond, time.Hour // it waits for this command, however slow that is
 	c := e.s.commands.Get(e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: "true; true", Background: true})))
 	e.s.ahead.RefillAfter(c)
 	w := e.s.ahead.Waiting()

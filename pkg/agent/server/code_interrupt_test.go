@@ -178,26 +178,46 @@ func TestCodeInterruptLeftChild(t *testing.T) {
 	}
 }
 
-// An interpreter that gets no CPU does not begin with its code, so nothing can tell that to stop. The grace
-// counts from its beginning on. Stopped, as here, stands for starved.
+// stopped has a context of bash accept code while it is stopped, which stands for one that gets no CPU. It goes
+// on when the caller sends SIGCONT to pid; rest returns what came until the code ended.
+func (e *env) stopped(c agent.CodeContext, code string) (pid int, rest func() string) {
+	e.Helper()
+	pid = e.bash(c)
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		e.Fatal(err)
+	}
+	body, _ := json.Marshal(agent.CodeRequest{Code: code, Context: c})
+	resp, err := e.http.Client().Do(e.request("POST", "/code", bytes.NewReader(body))) // returns when the call is accepted
+	if err != nil || resp.StatusCode != 200 {
+		e.Fatal(resp, err)
+	}
+	return pid, func() string {
+		defer resp.Body.Close()
+		said, err := io.ReadAll(resp.Body)
+		if err != nil {
+			e.Error(err)
+		}
+		return e.cellEvents(string(said))
+	}
+}
+
+// bash returns the process of a context of bash.
+func (e *env) bash(c agent.CodeContext) (pid int) {
+	e.Helper()
+	if _, err := fmt.Sscanf(e.cell(c, "echo $$"), "stdout \"%d", &pid); err != nil {
+		e.Fatal(err)
+	}
+	return pid
+}
+
+// Code that has not begun cannot be told to stop. The grace counts from its beginning on.
 func TestCodeInterruptBeforeItBegins(t *testing.T) {
 	t.Parallel() // it waits
 	e := newCodeEnv(t)
 	e.s.code.contexts.Grace = interpreter.Grace
 	c := e.context("bash")
-	var pid int
-	if _, err := fmt.Sscanf(e.cell(c, "x=7; echo $$"), "stdout \"%d", &pid); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	body, _ := json.Marshal(agent.CodeRequest{Code: "sleep 1000", Context: c})
-	resp, err := e.http.Client().Do(e.request("POST", "/code", bytes.NewReader(body))) // returns when the call is accepted
-	if err != nil || resp.StatusCode != 200 {
-		t.Fatal(resp, err)
-	}
-	defer resp.Body.Close()
+	e.cell(c, "x=7")
+	pid, rest := e.stopped(c, "sleep 1000")
 	interrupted := make(chan struct{})
 	go func() {
 		defer close(interrupted)
@@ -209,9 +229,8 @@ func TestCodeInterruptBeforeItBegins(t *testing.T) {
 	case <-time.After(interpreter.Grace + time.Second):
 	}
 	syscall.Kill(pid, syscall.SIGCONT) //nolint:errcheck // else the call tells
-	said, err := io.ReadAll(resp.Body)
-	if got := e.cellEvents(string(said)); err != nil || got != "stderr \"\\n\"\nerror CommandExecError \"130\"" {
-		t.Error(got, err)
+	if got := rest(); got != "stderr \"\\n\"\nerror CommandExecError \"130\"" {
+		t.Error(got)
 	}
 	<-interrupted
 	e.inOrder(c, []cellCase{{"echo $x", "stdout \"7\\n\"\ncomplete"}})
@@ -223,24 +242,11 @@ func TestCodeInterruptNeverBegins(t *testing.T) {
 	e := newCodeEnv(t)
 	e.s.code.contexts.Grace = 100 * time.Millisecond
 	c := e.context("bash")
-	var pid int
-	if _, err := fmt.Sscanf(e.cell(c, "echo $$"), "stdout \"%d", &pid); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	body, _ := json.Marshal(agent.CodeRequest{Code: "sleep 1000", Context: c})
-	resp, err := e.http.Client().Do(e.request("POST", "/code", bytes.NewReader(body)))
-	if err != nil || resp.StatusCode != 200 {
-		t.Fatal(resp, err)
-	}
-	defer resp.Body.Close()
+	_, rest := e.stopped(c, "sleep 1000")
 	e.call(200, "DELETE", "/code?id="+c.ID, nil)
-	said, err := io.ReadAll(resp.Body)
-	if got := e.cellEvents(string(said)); err != nil || !strings.Contains(got, "error ContextDied ") ||
+	if got := rest(); !strings.Contains(got, "error ContextDied ") ||
 		!strings.Contains(got, "did not begin with the code within 500ms of an interrupt") {
-		t.Error(got, err)
+		t.Error(got)
 	}
 }
 
@@ -251,10 +257,7 @@ func TestCodeInterruptSparesBash(t *testing.T) {
 	e := newCodeEnv(t)
 	e.s.code.contexts.Grace = 60 * time.Second
 	c := e.context("bash")
-	var pid int
-	if _, err := fmt.Sscanf(e.cell(c, "echo $$"), "stdout \"%d", &pid); err != nil {
-		t.Fatal(err)
-	}
+	pid := e.bash(c)
 	rest := e.started(c, "echo go; while :; do (:); done")
 	state := func(name, format string) (value uint64) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
@@ -123,12 +124,7 @@ func TestReach(t *testing.T) {
 	if got := try("127.0.0.1", port); !got.OK || got.Step != agent.StepConnect || got.Address != "127.0.0.1" || got.Error != "" {
 		t.Errorf("%+v", got)
 	}
-	s2, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed := uint16(s2.Addr().(*net.TCPAddr).Port)
-	s2.Close()
+	closed := hosttest.FreePort(t).Port()
 	if got := try("127.0.0.1", closed); got.OK || got.Step != agent.StepConnect || !strings.Contains(got.Error, "refused") {
 		t.Errorf("%+v", got)
 	}

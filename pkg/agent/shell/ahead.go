@@ -34,7 +34,7 @@ import (
 const (
 	aheadIdle   = time.Minute            // Ahead.Idle
 	aheadLook   = 5 * time.Second        // between looks at memory and the clock while it waits
-	aheadDelay  = 100 * time.Millisecond // a command that runs longer is not waited for
+	aheadDelay  = 100 * time.Millisecond // Ahead.Delay
 	aheadRest   = 3 * time.Millisecond   // Ahead.Rest
 	aheadAnswer = 2 * time.Second        // Ahead.Answer
 	aheadScript = 48 << 10               // bytes of a script at most: less than a socket holds
@@ -56,6 +56,7 @@ type Ahead struct {
 	On     atomic.Bool   // else none waits
 	Idle   time.Duration // how long one waits for a command; guarded by mu
 	Answer time.Duration // for the shell to take a command before it counts as stuck
+	Delay  time.Duration // a command that runs longer is not waited for
 	Rest   time.Duration // between the end of a command and the start of the next shell
 
 	host   Host
@@ -75,7 +76,7 @@ type Ahead struct {
 
 // NewAhead makes one without a shell. usage says what memory the guest has and uses.
 func NewAhead(h Host, on bool, usage func() (total, used int64)) *Ahead {
-	a := &Ahead{Idle: aheadIdle, Answer: aheadAnswer, Rest: aheadRest, host: h, usage: usage}
+	a := &Ahead{Idle: aheadIdle, Answer: aheadAnswer, Delay: aheadDelay, Rest: aheadRest, host: h, usage: usage}
 	a.On.Store(on)
 	return a
 }
@@ -213,7 +214,7 @@ func (a *Ahead) tell(w *Waiting, script string) bool {
 // or when c takes long. The rest after the end is for the answer: the start of a shell
 // would take a CPU from the daemon and the client that the answer passes.
 func (a *Ahead) RefillAfter(c *command.Command) {
-	t := time.NewTimer(aheadDelay)
+	t := time.NewTimer(a.Delay)
 	defer t.Stop()
 	select {
 	case <-c.Flushed():
