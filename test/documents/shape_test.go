@@ -18,7 +18,7 @@ var shapes = []struct{ is, as string }{
 	{`\b[\d.]+% +[\d.]+(B|[KMG]iB)`, "<percent>  <size>"}, // in use, of what stats shows: limits stay
 	{`\b[\d.]+(B|[KMG]iB) /`, "<size> /"},
 	{`/ [\d.]+(B|KiB)`, "/ <size>"},
-	{`\b\d+ / 256\b`, "<processes> / 256"},
+	{`(\b\d+|-) / 256\b`, "<processes> / 256"},
 	{` {2,}`, "  "}, // the width of columns depends on their content
 }
 

@@ -54,7 +54,7 @@ func TestAdopt(t *testing.T) {
 			old := e.Headers[wire.HeaderAgentToken]
 			a := agent.Adoption{Bootstrap: agent.Bootstrap{
 				Token: "claimed", Hostname: "another", Env: map[string]string{"WHO": "claimed"},
-				Entrypoint: []string{"sh", "-c", "trap 'exit 9' TERM; while :; do sleep 0.05; done"},
+				Entrypoint: []string{"sh", "-c", "trap 'exit 9' TERM; : >/dev/shm/up; while :; do sleep 0.05; done"},
 			}}
 			err = adopted(t, sb.ID, old).Adopt(ctx, a)
 			if errs.CodeOf(err) != errs.Unsupported || !strings.Contains(err.Error(), sb.ID) {
@@ -80,6 +80,7 @@ func TestAdopt(t *testing.T) {
 			}
 			says("copied", "echo $WHO $(hostname) $(cat /etc/machine-id /run/sandboxd/generation) $(stat -c %a /etc/machine-id)",
 				"copied "+sb.ID+" "+strings.Repeat("12", 16)+" 0a 444")
+			says("copied", "until [ -e /dev/shm/up ]; do sleep 0.01; done", "")
 			adopted(t, sb.ID, "copied").Probe(ctx, "kill $(pgrep -o -f 'trap .exit')", time.Minute) //nolint:errcheck // the agent ends, too
 			if sb := h.awaitState(t, sb.ID, wire.Failed, time.Minute); !strings.Contains(sb.Status.Message, "9") {
 				t.Errorf("it ended as %+v", sb.Status)

@@ -71,6 +71,7 @@ func TestMemoryOfOtherBuild(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.answers(t, c.sandbox)
+		s.goesOn(c)
 		old := filepath.Join(s.root.Dir("0.9.0"), "libexec/sandboxd/runsc")
 		if exes, err := filepath.Glob("/proc/[0-9]*/exe"); err != nil || !anyLeadsTo(exes, old) {
 			t.Errorf("no process runs %s, %v", old, err)

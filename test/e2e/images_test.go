@@ -243,12 +243,16 @@ func TestImportIsAtomic(t *testing.T) {
 	half := func(format string, die func()) error {
 		r, w := io.Pipe()
 		defer w.Close()
+		died := make(chan struct{})
 		go func() {
+			defer close(died)
 			b := base.Bytes()
 			_, _ = w.Write(b[:len(b)/2])
 			die()
 		}()
 		_, err := h.api.Images().Import(t.Context(), client.Archive{Name: "half", Format: format, Body: r}, nil)
+		r.Close()
+		<-died
 		return err
 	}
 	for _, format := range []string{"docker", "rootfs"} {

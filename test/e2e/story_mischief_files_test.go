@@ -70,9 +70,10 @@ func (g *guest) sessions() {
 	g.call(404, "POST", "/session/"+strings.Repeat("0", 32)+"/run", `{"command":"true"}`)
 	g.call(200, "DELETE", "/session/"+made.ID, nil)
 	g.call(404, "POST", "/session/"+made.ID+"/run", `{"command":"true"}`)
-	if n := g.ok("exec", g.id, "--", "sh", "-c", "pgrep -cx sleep; true"); n != "0\n" {
+	if n := g.ok("exec", g.id, "--", "sh", "-c", living+" -x sleep; true"); n != "0\n" {
 		g.Errorf("jobs that outlived their session: %s", n)
 	}
+	g.reaped("sleep")
 	g.goesOn("a session")
 }
 

@@ -242,6 +242,20 @@ func (g *guest) started(context, code string) (ended func() string) {
 	}
 }
 
+// living is a command that counts processes, but not those that have ended and wait for their parent.
+const living = "pgrep -c -r D,R,S,T,t"
+
+// reaped waits until no process of that name is left, not even one that has ended.
+func (g *guest) reaped(name string) {
+	g.Helper()
+	settles(g.T, func() error {
+		if n := g.ok("exec", g.id, "--", "sh", "-c", "pgrep -cx "+name+"; true"); n != "0\n" {
+			return fmt.Errorf("%s processes %q are there", strings.TrimSpace(n), name)
+		}
+		return nil
+	})
+}
+
 // offspring are processes that outlive the code that started them: they go with their
 // context, whatever they have done to be forgotten, and whatever has become of it.
 func (g *guest) offspring() {
@@ -258,7 +272,7 @@ print('forked')
 `
 	left := func() string {
 		g.Helper()
-		return g.ok("exec", g.id, "--", "sh", "-c", "pgrep -cx sleep; true")
+		return g.ok("exec", g.id, "--", "sh", "-c", living+" -x sleep; true")
 	}
 	for name, end := range map[string]string{"": "", "of one that has died": "\nsys.stdout.flush(); os._exit(9)"} {
 		c := g.newContext("python")
@@ -281,6 +295,7 @@ print('forked')
 		if n := left(); n != "0\n" {
 			g.Errorf("children %s that outlived their context: %s", name, n)
 		}
+		g.reaped("sleep")
 		g.goesOn("children " + name)
 	}
 }

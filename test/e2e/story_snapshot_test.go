@@ -251,9 +251,10 @@ func tellSnapshotsRefused(t *testing.T, l *lab) {
 // tellStopAndStart: what was stopped starts again as it was, but for its memory.
 func tellStopAndStart(t *testing.T, l *lab) {
 	id := l.make("base", "--name", "sleeper", "--timeout", "1h", "--", "sh", "-c",
-		`echo run >>/srv/runs; trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.1; done`)
+		`trap 'echo bye; exit 5' TERM; echo up; echo run >>/srv/runs; while :; do sleep 0.1; done`)
 	l.ok("exec", id, "--", "sh", "-c", "echo kept >/srv/file; chown 33:44 /srv/file")
 	before := l.inspect(id)
+	l.hasRun("sleeper", 1)
 	start := time.Now()
 	if out := l.ok("stop", "-t", "60", "sleeper"); out != "sleeper\n" || time.Since(start) > 45*time.Second {
 		t.Errorf("stop printed %q after %v", out, time.Since(start))
@@ -267,7 +268,7 @@ func tellStopAndStart(t *testing.T, l *lab) {
 		!strings.Contains(r.errout, "sandbox sleeper is already Terminated") {
 		t.Errorf("stop of what is stopped: %+v", r) // docker says 0
 	}
-	for range 2 {
+	for run := range 2 {
 		if out := l.ok("start", "sleeper"); out != "sleeper\n" {
 			t.Errorf("start printed %q", out)
 		}
@@ -283,21 +284,31 @@ func tellStopAndStart(t *testing.T, l *lab) {
 		l.ok("pause", "sleeper")
 		l.wants(l.ctl("start", "sleeper"), 125, "paused")
 		l.ok("resume", "sleeper")
+		l.hasRun("sleeper", 2+run)
 		l.ok("stop", "-t", "0", "sleeper")
 	}
 	l.ok("start", "sleeper")
-	eventually(t, 5*time.Second, func() error {
-		if out := l.ok("exec", id, "--", "sh", "-c",
-			"cat /srv/file /srv/runs; stat -c %u:%g /srv/file"); out != "kept\nrun\nrun\nrun\nrun\n33:44\n" {
-			return fmt.Errorf("its files are %q", out)
-		}
-		return nil
-	})
+	l.hasRun("sleeper", 4)
+	if out := l.ok("exec", id, "--", "sh", "-c", "cat /srv/file; stat -c %u:%g /srv/file"); out != "kept\n33:44\n" {
+		t.Errorf("its files are %q", out)
+	}
 	// One that ended by itself starts again, too, and its old end is forgotten.
 	l.ctl("exec", "sleeper", "--", "sh", "-c", "kill -TERM -1") // all but the agent
 	l.awaitState(t, id, wire.Failed, 10*time.Second)
 	l.ok("start", "sleeper")
 	l.answers(t, id)
+}
+
+// hasRun waits for the n-th line of what writes one into /srv/runs each time it is started.
+func (l *lab) hasRun(sandbox string, n int) {
+	l.Helper()
+	want := strings.Repeat("run\n", n)
+	settles(l.T, func() error {
+		if r := l.ctl("exec", sandbox, "--", "cat", "/srv/runs"); r.out != want {
+			return fmt.Errorf("/srv/runs has %q, want %q", r.out, want)
+		}
+		return nil
+	})
 }
 
 func (l *lab) deleteSnapshots(t *testing.T) { l.host.deleteSnapshots(t) }

@@ -17,11 +17,17 @@ func tellVerbs(t *testing.T, l *lab) {
 			t.Errorf("%q says %q, want %q", args, out, want)
 		}
 	}
-	id := l.make("--name", "old", "base", "--", "sh", "-c", "exec 2>/dev/null; echo up; trap 'echo hup' HUP; while :; do sleep 0.1; done")
+	id := l.make("--name", "old", "base", "--", "sh", "-c", "exec 2>/dev/null; trap 'echo hup' HUP; echo up; while :; do sleep 0.1; done")
 	says("", "rename", "old", "new")
 	l.wants(l.ctl("inspect", "old"), 125, "old")
 	says(id+" new running\n", "ps", "--filter", "name=new", "--format", "{{.ID}} {{.Names}} {{.State}}")
 
+	settles(t, func() error {
+		if out := l.ok("logs", "new"); out != "up\n" {
+			return fmt.Errorf("before a signal its output is %q", out)
+		}
+		return nil
+	})
 	says("new\n", "kill", "-s", "HUP", "new")
 	settles(t, func() error {
 		if out := l.ok("logs", "new"); out != "up\nhup\n" {

@@ -275,6 +275,7 @@ func tellDetach(t *testing.T, l *lab, id string) {
 	s.types("\x10\x11")
 	s.says("attach again with: sandboxctl attach " + id)
 	s.ends(0)
+	l.left(id)
 
 	s = l.sit("attach", id) // it is the only one that runs
 	s.says("here\r\n$ ")
@@ -294,6 +295,7 @@ func tellDetach(t *testing.T, l *lab, id string) {
 	other.isRaw()
 	other.types("\x18q")
 	other.ends(0)
+	l.left(id)
 	l.wants(l.ctl("attach", id), 125, "several terminals", "cat", "env PS1=$  bash", "detached")
 	all, err := l.api.Terminals(id).List(t.Context())
 	if err != nil {
@@ -359,6 +361,20 @@ func tellTop(_ *testing.T, l *lab, id string) {
 	s.ends(0)
 }
 
+// left waits until no client is at a terminal of the sandbox: one that leaves does not wait long for the agent.
+func (l *lab) left(sandbox string) {
+	l.Helper()
+	eventually(l.T, patience, func() error {
+		all, err := l.api.Terminals(sandbox).List(l.Context())
+		for _, st := range all {
+			if st.Connected {
+				return fmt.Errorf("a client is at the terminal %s of %s", st.SessionID, sandbox)
+			}
+		}
+		return err
+	})
+}
+
 func tellRunAtTerminal(t *testing.T, l *lab, _ string) {
 	s := l.sit("run", "--runtime", l.runtime, "-it", "terminal")
 	s.says("# ")
@@ -370,6 +386,7 @@ func tellRunAtTerminal(t *testing.T, l *lab, _ string) {
 	s.types("\x10\x11")
 	s.says("will be removed at")
 	s.ends(0)
+	l.left("left")
 	sb, err := l.api.Get(t.Context(), "left")
 	if err != nil || sb.ExpiresAt == nil || time.Until(*sb.ExpiresAt) < 23*time.Hour {
 		t.Errorf("%+v, %v", sb, err)

@@ -50,6 +50,7 @@ func TestChangeVersionKilled(t *testing.T) {
 			}
 			for _, c := range counters {
 				s.answers(t, c.sandbox)
+				s.goesOn(c)
 			}
 		}
 	}

@@ -245,9 +245,13 @@ func (s *service) runs(want string) {
 }
 
 // counter is a sandbox with a command that counts until it is told to stop.
-type counter struct{ sandbox, command string }
+type counter struct {
+	sandbox, command string
+	counted          strings.Builder // what was read of it
+	read             int64           // the cursor after that
+}
 
-func (s *service) counters() (all []counter) {
+func (s *service) counters() (all []*counter) {
 	s.t.Helper()
 	for _, runtime := range runtimes {
 		sb := s.create(s.t, spec(runtime))
@@ -257,29 +261,50 @@ func (s *service) counters() (all []counter) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		all = append(all, counter{sb.ID, p.ID})
+		c := &counter{sandbox: sb.ID, command: p.ID}
+		s.goesOn(c)
+		all = append(all, c)
 	}
 	return all
 }
 
-// whole fails if a counter has lost a line.
-func (s *service) whole(c counter) {
+// goesOn waits until a counter has counted on, and reads that.
+func (s *service) goesOn(c *counter) {
 	s.t.Helper()
+	eventually(s.t, patience, func() error {
+		var more strings.Builder
+		next, err := s.api.Commands(c.sandbox).Logs(s.t.Context(), c.command, c.read, &more)
+		if err != nil {
+			return err
+		}
+		if next == c.read {
+			return fmt.Errorf("the counter of sandbox %s stands still after %d bytes", c.sandbox, next)
+		}
+		c.read = next
+		c.counted.WriteString(more.String())
+		return nil
+	})
+}
+
+// whole fails if a counter does not count any more, or has lost a line.
+func (s *service) whole(c *counter) {
+	s.t.Helper()
+	s.goesOn(c)
 	if _, err := s.exec(s.t.Context(), c.sandbox, "touch", "/dev/shm/stop"); err != nil {
 		s.t.Fatal(err)
 	}
-	var out strings.Builder
-	if err := s.api.Commands(c.sandbox).Follow(s.t.Context(), c.command, 0, client.Notices{}, &out); err != nil {
+	var all strings.Builder
+	if err := s.api.Commands(c.sandbox).Follow(s.t.Context(), c.command, 0, client.Notices{}, &all); err != nil {
 		s.t.Fatal(err)
 	}
-	lines := strings.Fields(out.String())
+	lines := strings.Fields(all.String())
 	for i, line := range lines {
 		if want := strconv.Itoa(i + 1); line != want && !(i == len(lines)-1 && line == "end") {
 			s.t.Fatalf("line %d is %q of %d", i+1, line, len(lines))
 		}
 	}
-	if len(lines) < 100 {
-		s.t.Errorf("only %d lines", len(lines))
+	if n := len(lines); n == 0 || lines[n-1] != "end" || !strings.HasPrefix(all.String(), c.counted.String()) {
+		s.t.Errorf("lines are missing, or the end: there are %d", n)
 	}
 }
 
@@ -296,6 +321,7 @@ func TestChangeVersion(t *testing.T) {
 		t.Helper()
 		for _, c := range counters {
 			s.answers(t, c.sandbox)
+			s.goesOn(c)
 		}
 	}
 

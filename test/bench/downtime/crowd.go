@@ -48,7 +48,8 @@ type Loss struct {
 }
 
 // Write begins a Crowd of sandboxes that run. The commands of the first followed ones have a
-// client each that reads along, and there is a client that reads events.
+// client each that reads along, and there is a client that reads events. All have begun to read when
+// it returns: a stream that has not begun does not outlive a restart.
 func Write(ctx context.Context, cl *client.Client, ids []string, followed int) (*Crowd, error) {
 	c := &Crowd{
 		cl: cl, ids: ids, command: make([]string, len(ids)), read: make([]*reader, min(followed, len(ids))), watched: make(chan error, 1),
@@ -70,15 +71,24 @@ func Write(ctx context.Context, cl *client.Client, ids []string, followed int) (
 		c.read[i] = r
 		return nil
 	})
+	watching := make(chan struct{})
 	go func() {
 		var broken error
-		for _, err := range cl.Events(ctx, time.Time{}, client.Notices{}) {
+		begun := sync.OnceFunc(func() { close(watching) })
+		for _, err := range cl.Events(ctx, time.Now().Add(-time.Hour), client.Notices{}) { // they tell of its sandboxes
+			begun()
 			if err != nil && ctx.Err() == nil {
 				broken = fmt.Errorf("the stream of events: %w", err)
 			}
 		}
+		begun()
 		c.watched <- broken
 	}()
+	select {
+	case <-watching:
+	case <-ctx.Done(): // nothing has happened in the last hour: no event came
+		return c, errors.Join(err, ctx.Err())
+	}
 	return c, err
 }
 

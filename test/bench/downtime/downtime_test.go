@@ -3,6 +3,7 @@ package downtime_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -110,14 +111,13 @@ func restarts(t *testing.T, d *daemontest.Daemon, s *downtime.Socket) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var late []time.Duration
-	for fast := 0; fast < 3; { // a busy host delays some
-		if gap := replace(); gap <= most {
-			fast++
-		} else if late = append(late, gap); len(late) > 3 {
-			t.Errorf("%v without an API, want at most %s", late, most)
-			break
-		}
+	var gaps []time.Duration
+	for range 5 {
+		gaps = append(gaps, replace())
+	}
+	slices.Sort(gaps)
+	if median := gaps[len(gaps)/2]; median > most {
+		t.Errorf("%s without an API, want %s at most: %v", median, most, gaps)
 	}
 	if lost, err := crowd.End(t.Context()); err != nil || lost != (downtime.Loss{}) {
 		t.Errorf("lost %+v, %v", lost, err)

@@ -147,7 +147,7 @@ try:
         raise AssertionError("a deleted session still runs")
     except Exception as e:  # noqa: BLE001  (the SDK's own class, by status)
         assert getattr(e, "status_code", None) == 404, repr(e)
-    e = sandbox.commands.run("cat /proc/[0-9]*/comm | grep -c '^sleep$'")
+    e = sandbox.commands.run("cat /proc/[0-9]*/stat | grep -c '^[0-9]* (sleep) [^ZX]'")
     assert stdout(e) == "0", e  # what it left in the background ended with it
 
     chapter("files")
