@@ -29,7 +29,10 @@ func (n network) Denials(id string) wire.Denials {
 	return n.denials.of(id)
 }
 
-func (n network) Denied(id string) int64 { return n.denials.count(id) }
+func (n network) Denied(id string) int64 {
+	n.egress.Told() // else the next command is told it
+	return n.denials.count(id)
+}
 
 func (n network) Explain(_ context.Context, r *record.Record, t spec.Target) (wire.Explanation, error) {
 	x, err := n.egress.Explain(r.ID, r.Spec.Network, egress.Target{Name: t.Name, Addr: t.Addr, Port: t.Port, Proto: t.Proto})
