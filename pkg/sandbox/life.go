@@ -318,10 +318,11 @@ func (l *life) erase(ctx context.Context, r *record.Record, dead func()) (steps 
 	if err != nil && (r.State != record.Deleting || !errors.Is(err, ErrLingering)) {
 		return nil, err // no record that can be read says that it is to be deleted, or something of it may run
 	}
-	dead()
 	ctx = context.WithoutCancel(ctx)
-	if err != nil { // nobody is let in meanwhile, and its published ports are free
-		return nil, errors.Join(err, l.Ports.Close(ctx, r.ID))
+	closed := l.Ports.Close(ctx, r.ID) // who is told that it is gone may want its ports
+	dead()
+	if err != nil { // nobody is let in meanwhile
+		return nil, errors.Join(err, closed)
 	}
 	if steps, err = table.Release(ctx, l.rows, r); err != nil {
 		return steps, err

@@ -112,8 +112,8 @@ func (v *Volumes) Delete(ctx context.Context, name string) error {
 		return bounded(ctx, storeLimit, "store:volume:forget",
 			func(ctx context.Context) error { return m.life.Store.ForgetVolume(ctx, name, "") })
 	}
-	if err := v.awaitLeavers(ctx, name); err != nil {
-		return err
+	if err := v.awaitLeavers(ctx, func(m record.VolumeMount) bool { return m.Claim == name }); err != nil {
+		return fmt.Errorf("delete volume %s: %w", name, err)
 	}
 	var vol record.Volume
 	err := bounded(ctx, storeLimit, "store:volume:deleting", func(ctx context.Context) (err error) {
@@ -126,19 +126,19 @@ func (v *Volumes) Delete(ctx context.Context, name string) error {
 	return m.life.dropVolume(ctx, &vol)
 }
 
-// awaitLeavers waits for sandboxes that are being deleted and still hold a volume.
-func (v *Volumes) awaitLeavers(ctx context.Context, name string) error {
+// awaitLeavers waits for sandboxes that are being deleted and have such a volume.
+func (v *Volumes) awaitLeavers(ctx context.Context, such func(record.VolumeMount) bool) error {
 	all, err := v.m.life.Store.List(ctx)
 	if err != nil {
-		return fmt.Errorf("delete volume %s: %w", name, err)
+		return fmt.Errorf("list sandboxes: %w", err)
 	}
 	for _, r := range all {
-		if r.State != record.Deleting || !slices.ContainsFunc(r.Spec.Volumes, func(m record.VolumeMount) bool { return m.Claim == name }) {
+		if r.State != record.Deleting || !slices.ContainsFunc(r.Spec.Volumes, such) {
 			continue
 		}
 		unlock, err := v.m.locks.Lock(ctx, r.ID)
 		if err != nil {
-			return fmt.Errorf("delete volume %s: sandbox %s is still being deleted: %w", name, r.ID, err)
+			return fmt.Errorf("sandbox %s is still being deleted: %w", r.ID, err)
 		}
 		unlock()
 	}
@@ -200,6 +200,12 @@ func (l *life) dropVolume(ctx context.Context, v *record.Volume) error {
 func (m *Manager) checkVolumes(ctx context.Context, s *record.Spec) error {
 	if len(s.Volumes) == 0 {
 		return nil
+	}
+	// A volume that goes with a sandbox does not go to the next one, with its files.
+	if err := VolumesOf(m).awaitLeavers(ctx, func(o record.VolumeMount) bool {
+		return o.Owned && slices.ContainsFunc(s.Volumes, func(v record.VolumeMount) bool { return v.Claim == o.Claim })
+	}); err != nil {
+		return fmt.Errorf("mount its volumes: %w", err)
 	}
 	all, _, err := m.life.Store.Volumes(ctx)
 	if err != nil {

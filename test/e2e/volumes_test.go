@@ -317,6 +317,18 @@ func tellVolumeOwned(t *testing.T, l *lab, _ string) {
 	l.sh(heir, "echo x >/v/f")
 	l.ok("rm", heir)
 	there("before", "lent")
+	// Whoever mounts it again at once gets a new one.
+	last := l.create(t, l.with(mount("again")))
+	l.sh(last.ID, "echo x >/v/f")
+	for range 3 {
+		l.ok("rm", last.ID)
+		last = l.create(t, l.with(mount("again")))
+		if out := l.sh(last.ID, "ls /v; echo x >/v/f"); out != "" {
+			t.Errorf("it has the files of the one before: %q", out)
+		}
+	}
+	l.ok("rm", last.ID)
+	there("before", "lent")
 	no := false
 	missing := mount("missing")
 	missing.PVC.CreateIfNotExists = &no
