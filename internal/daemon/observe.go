@@ -62,7 +62,7 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 			l.Deleting++
 			continue
 		case record.Prepared:
-			if r.Pool.Name == "" {
+			if r.Pool.Name == "" && !sandbox.StockOf(d.manager).Making(r.ID) {
 				l.Prepared[r.Spec.Runtime]++
 			}
 			continue

@@ -200,7 +200,9 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 			addDeleting(&df, r, d.Bytes)
 			continue
 		case record.Prepared:
-			df.Prepared.Slots++
+			if !sandbox.StockOf(s.manager).Making(r.ID) {
+				df.Prepared.Slots++
+			}
 			df.Prepared.Bytes += d.Bytes
 			continue
 		}

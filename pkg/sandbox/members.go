@@ -28,11 +28,9 @@ type members struct {
 	ready   map[string][]*member                  // by pool, the oldest first
 	filling map[string]bool                       // pools that had fewer than bufferMin, and not bufferMax since
 	pending map[string]map[string]bool            // creations by pool that the store may not list yet
-	making  map[string]int                        // members that are being made, by pool
 	trouble map[string]trouble                    // why the last member could not be made
 	counts  map[string]map[string]record.PoolWork // by pool and result
 	today   map[string]string                     // the revision of each pool, as of the last look
-	giveUp  context.CancelFunc                    // ends the making of a member, whose command may take minutes; nil: none is made
 }
 
 // member is one that is ready.
@@ -65,7 +63,7 @@ const retryPool = time.Second
 
 func newMembers() members {
 	return members{
-		ready: map[string][]*member{}, filling: map[string]bool{}, pending: map[string]map[string]bool{}, making: map[string]int{},
+		ready: map[string][]*member{}, filling: map[string]bool{}, pending: map[string]map[string]bool{},
 		trouble: map[string]trouble{}, counts: map[string]map[string]record.PoolWork{}, today: map[string]string{},
 	}
 }
@@ -167,7 +165,6 @@ func (s *Stock) makeMember(ctx context.Context, p *record.Pool, spec record.Spec
 	defer s.making.Unlock()
 	ctx, giveUp := context.WithCancel(ctx)
 	defer giveUp()
-	defer s.inMaking(p.Name, giveUp)()
 	m, start, at := s.m, time.Now(), now()
 	r := record.Record{
 		ID: m.newID(), State: record.Prepared, Spec: spec, Token: m.life.cfg.NewToken(), BootID: m.life.cfg.BootID,
@@ -180,6 +177,7 @@ func (s *Stock) makeMember(ctx context.Context, p *record.Pool, spec record.Spec
 	}
 	unlock = sync.OnceFunc(unlock)
 	defer unlock()
+	defer begin(s, work{r.ID, p.Name, giveUp})() // the command that warms it may take minutes
 	err = table.Within(ctx, storeLimit, "store:member", func(ctx context.Context) error { return m.life.Store.Insert(ctx, &r) })
 	if errs.Is(err, errs.Exhausted) {
 		return err
@@ -248,20 +246,6 @@ func runIn(ctx context.Context, d Deps, r *record.Record, bad, line string, limi
 	return errs.Wrap(err, errs.WrongState, "%s: %.800s", bad, err.Error())
 }
 
-// inMaking counts a member that is being made, against poolMax. giveUp ends that.
-func (s *Stock) inMaking(pool string, giveUp context.CancelFunc) (done func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.members.making[pool]++
-	s.giveUp = giveUp
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.members.making[pool]--
-		s.giveUp = nil
-	}
-}
-
 // addMember is add for a member, and watches over its processes. After an error it is still locked.
 func (s *Stock) addMember(r *record.Record, open bool, unlock func()) error {
 	ctx, forget := context.WithCancel(s.m.ctx)
@@ -273,6 +257,7 @@ func (s *Stock) addMember(r *record.Record, open bool, unlock func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	unlock()
+	s.work.done(r.ID)
 	s.members.ready[r.Pool.Name] = append(s.members.ready[r.Pool.Name], &member{*r, open, forget})
 	delete(s.trouble, r.Pool.Name)
 	id := r.ID
@@ -396,7 +381,11 @@ func (s *Stock) roomIn(ctx context.Context, name string) error {
 		return fmt.Errorf("count the sandboxes of pool %s: %w", name, err)
 	}
 	sandboxes := s.allocated(records, name)
-	if limit := pools[at].Capacity.PoolMax; sandboxes+len(s.members.ready[name])+s.members.making[name] >= limit {
+	all := sandboxes + len(s.members.ready[name])
+	if s.work.pool == name {
+		all++
+	}
+	if limit := pools[at].Capacity.PoolMax; all >= limit {
 		s.count(name, record.PoolRefused, 0)
 		return errs.Retry(errs.Wire(errs.New(errs.Exhausted, "pool %s has no ready member that this sandbox can take, and no room for "+
 			"another: it has %s of at most %d; delete some, try again, or leave out poolRef", name,

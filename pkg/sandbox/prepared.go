@@ -39,7 +39,40 @@ type Stock struct {
 	coming int                 // creations and starts under way; guarded by mu, as all below
 	last   time.Time           // when the last of them ended
 	ready  map[string][]string // IDs by runtime, the oldest first
+	work   work                // what is being made; the zero work: nothing
 	members
+}
+
+// work is a slot, or a member of a pool, that is being made.
+type work struct {
+	id, pool string
+	giveUp   context.CancelFunc // ends that; nil: it does not take long
+}
+
+// done says that what has this ID is ready.
+func (w *work) done(id string) {
+	if w.id == id {
+		*w = work{}
+	}
+}
+
+// begin has s make w until that is ready, or end is called.
+func begin(s *Stock, w work) (end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.work = w
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.work.done(w.id)
+	}
+}
+
+// Making reports whether id is that of a slot, or of a member of a pool, that is not ready yet.
+func (s *Stock) Making(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.work.id == id
 }
 
 // calm is how long no sandbox must have come up before Keep makes a slot: the first
@@ -143,6 +176,7 @@ func (s *Stock) make(ctx context.Context, runtime string) error {
 	}
 	unlock = sync.OnceFunc(unlock)
 	defer unlock()
+	defer begin(s, work{id: r.ID})()
 	var steps []table.Step
 	err = table.Within(ctx, storeLimit, "store:prepare", func(ctx context.Context) error { return m.life.Store.Insert(ctx, &r) })
 	if errs.Is(err, errs.Exhausted) {
@@ -170,6 +204,7 @@ func (s *Stock) add(r *record.Record, unlock func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	unlock()
+	s.work.done(r.ID)
 	s.ready[r.Spec.Runtime] = append(s.ready[r.Spec.Runtime], r.ID)
 }
 
@@ -287,8 +322,8 @@ func (s *Stock) MakeRoom(ctx context.Context) (released bool) {
 // any.
 func (s *Stock) drop(ctx context.Context, runtime string) bool {
 	s.mu.Lock()
-	if s.giveUp != nil {
-		s.giveUp() // the member that is being made: its command may take long
+	if s.work.giveUp != nil {
+		s.work.giveUp()
 	}
 	s.mu.Unlock()
 	dropped := s.dropMembers(ctx, func(c *member, _ int) bool { return c.Spec.Runtime == runtime })
