@@ -30,7 +30,7 @@ func (n network) Denials(id string) wire.Denials {
 }
 
 func (n network) Denied(id string) int64 {
-	n.egress.Told() // else the next command is told it
+	n.egress.Told() // else the next command is told what this one was refused
 	return n.denials.count(id)
 }
 

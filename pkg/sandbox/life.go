@@ -309,8 +309,8 @@ func (l *life) condemn(ctx context.Context, r *record.Record) error {
 
 // erase also removes the record: for DELETE, expiry, and the recovery of either. (end
 // keeps record and disk. Both call release, the one teardown.) It calls dead once the
-// processes are dead, or killed and lingering; links and disk follow. After an error the
-// sandbox stays Deleting, and the sweep goes on.
+// processes are dead, or killed and lingering, and published ports are closed; links and
+// disk follow. After an error the sandbox stays Deleting, and the sweep goes on.
 // Preconditions: r is condemned, a prepared slot, or an ID whose record cannot be read.
 func (l *life) erase(ctx context.Context, r *record.Record, dead func()) (steps []table.Step, err error) {
 	defer func() { l.settle(r.ID, err) }()

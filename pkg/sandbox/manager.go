@@ -190,7 +190,11 @@ func Quiet(ctx context.Context, m *Manager) {
 // Create begins a sandbox and returns as soon as the intent is durable. The rest
 // happens in the background, even if ctx ends. See Await.
 func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, error) {
-	if err := errors.Join(m.check(s), m.checkVolumes(ctx, &s)); err != nil {
+	err := m.check(s)
+	if err == nil {
+		err = m.checkVolumes(ctx, &s)
+	}
+	if err != nil {
 		return record.Record{}, err
 	}
 	if early := m.life.Runtimes[s.Runtime].Early; early != nil {

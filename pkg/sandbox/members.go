@@ -246,7 +246,7 @@ func runIn(ctx context.Context, d Deps, r *record.Record, bad, line string, limi
 	return errs.Wrap(err, errs.WrongState, "%s: %.800s", bad, err.Error())
 }
 
-// addMember is add for a member, and watches over its processes. After an error it is still locked.
+// addMember is add for a member, and watches over its processes. After an error the member is still locked.
 func (s *Stock) addMember(r *record.Record, open bool, unlock func()) error {
 	ctx, forget := context.WithCancel(s.m.ctx)
 	gone, err := s.m.life.Cgroups.Watch(ctx, r.ID)

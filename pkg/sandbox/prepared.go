@@ -49,7 +49,7 @@ type work struct {
 	giveUp   context.CancelFunc // ends that; nil: it does not take long
 }
 
-// done says that what has this ID is ready.
+// done says that what has this ID is no longer being made.
 func (w *work) done(id string) {
 	if w.id == id {
 		*w = work{}
@@ -68,7 +68,7 @@ func begin(s *Stock, w work) (end func()) {
 	}
 }
 
-// Making reports whether id is that of a slot, or of a member of a pool, that is not ready yet.
+// Making reports whether id is that of a slot, or of a member of a pool, that is being made.
 func (s *Stock) Making(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +199,7 @@ func (s *Stock) make(ctx context.Context, runtime string) error {
 }
 
 // add makes a slot ready, and calls unlock before anybody sees that it is: a creation passes over a slot
-// whose lock is held. Preconditions: it is.
+// whose lock is held. Preconditions: it is. Whoever has only looked at the slot unlocks it later.
 func (s *Stock) add(r *record.Record, unlock func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

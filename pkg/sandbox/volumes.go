@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -112,8 +113,8 @@ func (v *Volumes) Delete(ctx context.Context, name string) error {
 		return bounded(ctx, storeLimit, "store:volume:forget",
 			func(ctx context.Context) error { return m.life.Store.ForgetVolume(ctx, name, "") })
 	}
-	if err := v.awaitLeavers(ctx, func(m record.VolumeMount) bool { return m.Claim == name }); err != nil {
-		return fmt.Errorf("delete volume %s: %w", name, err)
+	if err := v.awaitLeavers(ctx, name); err != nil {
+		return err
 	}
 	var vol record.Volume
 	err := bounded(ctx, storeLimit, "store:volume:deleting", func(ctx context.Context) (err error) {
@@ -126,19 +127,61 @@ func (v *Volumes) Delete(ctx context.Context, name string) error {
 	return m.life.dropVolume(ctx, &vol)
 }
 
-// awaitLeavers waits for sandboxes that are being deleted and have such a volume.
-func (v *Volumes) awaitLeavers(ctx context.Context, such func(record.VolumeMount) bool) error {
+// awaitLeavers waits for sandboxes that are being deleted and still hold a volume.
+func (v *Volumes) awaitLeavers(ctx context.Context, name string) error {
 	all, err := v.m.life.Store.List(ctx)
 	if err != nil {
-		return fmt.Errorf("list sandboxes: %w", err)
+		return fmt.Errorf("delete volume %s: %w", name, err)
 	}
 	for _, r := range all {
-		if r.State != record.Deleting || !slices.ContainsFunc(r.Spec.Volumes, such) {
+		if r.State != record.Deleting || !slices.ContainsFunc(r.Spec.Volumes, func(m record.VolumeMount) bool { return m.Claim == name }) {
 			continue
 		}
 		unlock, err := v.m.locks.Lock(ctx, r.ID)
 		if err != nil {
-			return fmt.Errorf("sandbox %s is still being deleted: %w", r.ID, err)
+			return fmt.Errorf("delete volume %s: sandbox %s is still being deleted: %w", name, r.ID, err)
+		}
+		unlock()
+	}
+	return nil
+}
+
+// goingLimit is how long a creation waits for a volume that goes. A deletion takes tens of milliseconds.
+const goingLimit = 5 * time.Second
+
+// awaitGoing waits for the volumes that s claims, and that go with a sandbox that is being deleted: s gets
+// new ones. After goingLimit the store refuses s.
+func (v *Volumes) awaitGoing(ctx context.Context, s *record.Spec) error {
+	claimed := func(name string) bool {
+		return slices.ContainsFunc(s.Volumes, func(m record.VolumeMount) bool { return m.Claim == name && name != "" })
+	}
+	boxes, err := v.m.life.Store.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list sandboxes: %w", err)
+	}
+	var owners []string
+	for _, r := range boxes {
+		if r.State == record.Deleting && slices.ContainsFunc(r.Spec.Volumes, func(m record.VolumeMount) bool {
+			return m.Owned && claimed(m.Claim)
+		}) {
+			owners = append(owners, r.ID)
+		}
+	}
+	all, _, err := v.m.life.Store.Volumes(ctx) // after the sandboxes: the store condemns a volume as it deletes its owner
+	if err != nil {
+		return fmt.Errorf("list volumes: %w", err)
+	}
+	for _, vol := range all {
+		if vol.State == record.VolumeDeleting && vol.Owner != "" && claimed(vol.Name) {
+			owners = append(owners, vol.Owner)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, goingLimit)
+	defer cancel()
+	for _, id := range owners {
+		unlock, err := v.m.locks.Lock(ctx, id)
+		if err != nil {
+			return nil //nolint:nilerr // the store says what is the matter
 		}
 		unlock()
 	}
@@ -201,11 +244,8 @@ func (m *Manager) checkVolumes(ctx context.Context, s *record.Spec) error {
 	if len(s.Volumes) == 0 {
 		return nil
 	}
-	// A volume that goes with a sandbox does not go to the next one, with its files.
-	if err := VolumesOf(m).awaitLeavers(ctx, func(o record.VolumeMount) bool {
-		return o.Owned && slices.ContainsFunc(s.Volumes, func(v record.VolumeMount) bool { return v.Claim == o.Claim })
-	}); err != nil {
-		return fmt.Errorf("mount its volumes: %w", err)
+	if err := VolumesOf(m).awaitGoing(ctx, s); err != nil {
+		return err
 	}
 	all, _, err := m.life.Store.Volumes(ctx)
 	if err != nil {

@@ -139,7 +139,7 @@ func claimVolumes(tx *bbolt.Tx, r *record.Record) (made []record.Volume, err err
 			v, ok = made[at], true // mounted twice
 		}
 		switch {
-		case ok && v.State == record.VolumeDeleting:
+		case ok && (v.State == record.VolumeDeleting || v.Owner != r.ID && goes(tx, &v)):
 			return nil, refusal{errs.New(errs.Unavailable, "volume %s is being deleted; try again in a moment", m.Claim)}
 		case ok:
 			m.Volume, m.Bytes, m.Owned = v.ID, v.Bytes, v.Owner == r.ID
@@ -154,6 +154,16 @@ func claimVolumes(tx *bbolt.Tx, r *record.Record) (made []record.Volume, err err
 		made = append(made, v)
 	}
 	return made, nil
+}
+
+// goes reports whether a volume goes with a sandbox that is being deleted.
+func goes(tx *bbolt.Tx, v *record.Volume) bool {
+	var owner record.Record
+	if v.Owner == "" || json.Unmarshal(tx.Bucket(bucketBoxes).Get([]byte(v.Owner)), &owner) != nil || owner.State != record.Deleting {
+		return false
+	}
+	others, err := usersOf(tx, v.ID, v.Owner)
+	return err == nil && len(others) == 0
 }
 
 // leaveVolumes returns, changed, the volumes that go with a sandbox that is about to be

@@ -121,8 +121,16 @@ func TestVolumes(t *testing.T) {
 	_, err = db.CondemnVolume(ctx, "kept")
 	want(err, errs.NotFound, "no volume")
 
-	// What goes with a sandbox is condemned with it.
-	add("deeeeeeeeeee", record.VolumeMount{Claim: "gone", Volume: "vol-dggggggggggg", Create: true, Owned: true})
+	// What goes with a sandbox is condemned with it. Nobody gets it after the sandbox is.
+	e := add("deeeeeeeeeee", record.VolumeMount{Claim: "gone", Volume: "vol-dggggggggggg", Create: true, Owned: true})
+	e.State = record.Deleting
+	if err := db.Put(ctx, e); err != nil {
+		t.Fatal(err)
+	}
+	want(db.Insert(ctx, &record.Record{
+		ID:   "dffffffffffb",
+		Spec: record.Spec{Volumes: []record.VolumeMount{{Claim: "gone", Create: true, Owned: true, Volume: "vol-dhhhhhhhhhhh"}}},
+	}), errs.Unavailable, "being deleted")
 	if err := db.Delete(ctx, "deeeeeeeeeee"); err != nil {
 		t.Fatal(err)
 	}
