@@ -313,6 +313,8 @@ func (f *fake) Life(string) context.Context {
 }
 
 func (f *fake) EventsSince(_ context.Context, cursor string, at time.Time) <-chan wire.Event {
+	f.mu.Lock() // several streams may begin at once
+	defer f.mu.Unlock()
 	f.since, f.from = cursor, at
 	return f.events
 }
