@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,21 +63,51 @@ func (d detached) start(configPath string) error {
 		return fmt.Errorf("detach: %w", err)
 	}
 	w.Close()
-	if d.pidFile != "" { // at once: whoever gives up waiting for it can end it
-		if err := writeFile(d.pidFile, strconv.Itoa(cmd.Process.Pid)+"\n"); err != nil {
-			cmd.Process.Kill() //nolint:errcheck // Wait tells
-			return errors.Join(fmt.Errorf("detach: %w", err), cmd.Wait())
-		}
+	pid, err := d.writePID(cmd.Process.Pid) // at once: a caller that gives up waiting can kill the daemon
+	if err != nil {
+		cmd.Process.Kill() //nolint:errcheck // Wait tells
+		return errors.Join(fmt.Errorf("detach: %w", err), cmd.Wait())
 	}
 	if said, _ := io.ReadAll(io.LimitReader(r, int64(len(ready)))); !bytes.Equal(said, ready) {
 		err := cmd.Wait()
+		restored := pid.restore()
 		if d.logFile == "" {
-			return fmt.Errorf("the daemon ended before it was ready (%w)", err)
+			return errors.Join(fmt.Errorf("the daemon ended before it was ready (%w)", err), restored)
 		}
 		said, _ := io.ReadAll(io.NewSectionReader(log, logged, 1<<20))
-		return fmt.Errorf("the daemon ended before it was ready (%v); its log:\n%s", err, said)
+		return errors.Join(fmt.Errorf("the daemon ended before it was ready (%v); its log:\n%s", err, said), restored)
 	}
 	return nil
+}
+
+// pidFile is a pid file that has been written, and its content before that.
+type pidFile struct {
+	path   string // empty: none was asked for
+	before []byte // nil: there was no file
+}
+
+func (d detached) writePID(pid int) (pidFile, error) {
+	if d.pidFile == "" {
+		return pidFile{}, nil
+	}
+	before, err := os.ReadFile(d.pidFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return pidFile{}, err
+	}
+	return pidFile{path: d.pidFile, before: before}, writeFile(d.pidFile, strconv.Itoa(pid)+"\n")
+}
+
+// restore puts the content back that was there before: a daemon that fails to start because another one runs
+// leaves the pid of the other one.
+func (p pidFile) restore() error {
+	switch {
+	case p.path == "":
+		return nil
+	case p.before == nil:
+		return os.Remove(p.path)
+	default:
+		return writeFile(p.path, string(p.before))
+	}
 }
 
 func writeFile(path, text string) error {

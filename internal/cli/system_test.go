@@ -36,6 +36,7 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 		Images:    []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 100 << 20, Sandboxes: 2}},
 		Sandboxes: []wire.Disk{{ID: testID, Name: "lab", State: "Running", Bytes: 3 << 20, LimitBytes: 1 << 30}},
 		Snapshots: []wire.Disk{{ID: "snap-" + testID, Name: "before", State: "Ready", Bytes: 7 << 20}}, Lost: 2, ReclaimableBytes: 5 << 20,
+		Volumes:  []wire.VolumeDisk{{Name: "data", Bytes: 11 << 20, Sandboxes: 1}, {Name: "old", Bytes: 5 << 20, LimitBytes: 2 << 30}},
 		Deleting: &wire.Deleting{Sandboxes: 2, Since: time.Now().Add(-3 * time.Minute), Bytes: 9 << 20},
 		Prepared: wire.PreparedSlots{Slots: 4, Bytes: 64 << 10},
 		Pool:     wire.Space{FreeBytes: 3 << 30, TotalBytes: 4 << 30, ReadyBytes: 1 << 29},
@@ -80,7 +81,8 @@ func TestSystem(t *testing.T) {
 			"strays      " + testID + " (", `btrfs\x1b[2J`,
 		},
 		"df": {
-			"TYPE        TOTAL   ACTIVE   SIZE", "Sandboxes   1       1        3MiB", "Snapshots   1       0        7MiB   7MiB (100%)",
+			"TYPE        TOTAL   ACTIVE   SIZE", "Sandboxes   1       1        3MiB ", "Snapshots   1       0        7MiB    7MiB (100%)",
+			"Volumes     2       1        16MiB   5MiB (31%)", "old      5MiB    2GiB    0",
 			"base:latest   100MiB", "lab    Running   3MiB   1GiB", "before   Ready   7MiB", "disks and snapshots in lost+found: 2",
 			"5MiB can be freed", "still taking apart: 2 (9MiB); the first was deleted 3 minutes ago",
 			"prepared slots, which wait for a create: 4 (64KiB)", "pool 3GiB free of 4GiB",

@@ -88,16 +88,18 @@ func Restore(ctx context.Context, cfg *config.Config, r io.Reader, ids backup.Id
 	if needs := backup.NeedsKeys(m.State, key); needs != "" {
 		fmt.Fprintln(out, needs)
 	}
+	switch {
+	case to != nil:
+		if err := restoreData(ctx, cfg, to, m.Data, ids, out); err != nil {
+			return err
+		}
+	case m.Data != nil:
+		fmt.Fprintf(out, "its data, %d bytes of volumes, snapshots and layers, is not restored\n", m.Data.Bytes())
+	}
 	fmt.Fprintln(out, `Start sandboxd. It removes nothing that the backup does not know, and while the host has such
 sandboxes, it creates and starts no others: see sandboxctl system info. To accept the restored state, stop
 sandboxd, run "sandboxd restore --accept", and start it: it then ends processes without a record,
 and keeps disks without a record in lost+found for a day.`)
-	switch {
-	case to != nil:
-		return restoreData(ctx, cfg, to, m.Data, ids, out)
-	case m.Data != nil:
-		fmt.Fprintf(out, "its data, %d bytes of volumes, snapshots and layers, is not restored\n", m.Data.Bytes())
-	}
 	return nil
 }
 

@@ -212,9 +212,31 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 		df.Sandboxes = append(df.Sandboxes, d)
 	}
 	slices.SortFunc(df.Sandboxes, func(a, b wire.Disk) int { return strings.Compare(a.ID, b.ID) })
+	if df.Volumes, err = s.volumeDisks(ctx); err != nil {
+		return df, err
+	}
 	lost, err := s.files.Pool.Lost(ctx)
 	df.Lost = len(lost)
 	return df, err
+}
+
+// volumeDisks measures the named volumes. One that cannot be measured has 0 bytes, as one on a pool that does not
+// count.
+func (s *system) volumeDisks(ctx context.Context) ([]wire.VolumeDisk, error) {
+	volumes := sandbox.VolumesOf(s.manager)
+	all, err := volumes.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	disks := []wire.VolumeDisk{}
+	for _, v := range all {
+		d := wire.VolumeDisk{Name: v.Name, LimitBytes: v.Bytes, Sandboxes: len(v.UsedBy)}
+		if used, err := volumes.Usage(v.ID); err == nil {
+			d.Bytes = used
+		}
+		disks = append(disks, d)
+	}
+	return disks, nil
 }
 
 // inUse reports whether a snapshot cannot be deleted now: it is being taken, its maker

@@ -204,13 +204,15 @@ func TestLostKey(t *testing.T) {
 	plain := w.insert("dcccccccccc2", false)
 	bare := w.insert("dcccccccccc3", true)
 	lose := func(c *Config) { c.Key, c.KeyErr = nil, &fs.PathError{Op: "open", Path: "/x", Err: fs.ErrNotExist} }
+	refused := func(c *Config) { c.Key, c.KeyErr = nil, errors.New("key file /x can be read by others, mode 0644") }
 	foreign := openKey(t, t.TempDir())
 	for name, c := range map[string]struct {
 		edit func(*Config)
 		text string
 	}{
-		"no key":      {lose, "sandboxd has no key for the secrets of sandboxes: add the line of that key"},
-		"another key": {func(c *Config) { c.Key = foreign }, "the key that sealed it is missing; add the line of that key"},
+		"no key":                      {lose, "sandboxd has no key for the secrets of sandboxes: add the line of that key"},
+		"a file that others can read": {refused, "sandboxd refuses the key file of this host"},
+		"another key":                 {func(c *Config) { c.Key = foreign }, "the key that sealed it is missing; add the line of that key"},
 	} {
 		w.open(c.edit)
 		if ids := w.Keys(); ids == nil || w.c.Key == nil && len(ids) > 0 || w.c.Key != nil && !slices.Equal(ids, foreign.IDs()) {

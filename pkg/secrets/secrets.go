@@ -23,6 +23,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"slices"
@@ -206,7 +207,13 @@ func (k *Keeper) unseal(s record.Secret) ([]byte, error) {
 	return nil, errs.Wrap(err, errs.Internal, "the %s of sandbox %s is damaged; delete it, and set it again", s.Kind, s.Sandbox)
 }
 
+// noKey is the error of what needs a key. A key file that is there and is refused, such as one that others can read,
+// needs another remedy than a key that is missing.
 func (k *Keeper) noKey() error {
+	if !errors.Is(k.c.KeyErr, fs.ErrNotExist) {
+		return errs.Wrap(k.c.KeyErr, errs.Unavailable, "sandboxd refuses the key file of this host, so it has no key for the secrets of "+
+			"sandboxes: \"sandboxd doctor\" on the host says what is wrong with the file; correct that, and start sandboxd again")
+	}
 	return errs.Wrap(k.c.KeyErr, errs.Unavailable, "sandboxd has no key for the secrets of sandboxes: %s", k.c.Key.Bring())
 }
 

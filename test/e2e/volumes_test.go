@@ -240,6 +240,11 @@ func tellVolumeQuota(t *testing.T, l *lab, _ string) {
 	if !strings.Contains(r.errout, "quota") && !strings.Contains(r.errout, "space") {
 		t.Errorf("40 MB in 32 MiB: %d, %q", r.code, r.errout)
 	}
+	if df, err := l.api.System().DiskUsage(l.Context()); err != nil || !slices.ContainsFunc(df.Volumes, func(d wire.VolumeDisk) bool {
+		return d.Name == "small" && d.LimitBytes == 32<<20 && d.Bytes >= 20_000_000 && d.Sandboxes == 1
+	}) {
+		l.Errorf("system df: %v, %+v", err, df.Volumes)
+	}
 	if v := l.volume("small"); v.SizeBytes != 32<<20 || *v.UsedBytes < 20_000_000 || *v.UsedBytes > 32<<20 {
 		t.Errorf("it holds %d of %d", *v.UsedBytes, v.SizeBytes)
 	}

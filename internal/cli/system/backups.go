@@ -151,7 +151,10 @@ func statusText(s wire.BackupStatus) string {
 func runText(r wire.BackupRun) string {
 	out := "none yet"
 	if r.LastGood != nil {
-		out = fmt.Sprintf("%s, %s", text.Ago(*r.LastGood), r.Name)
+		out = text.Ago(*r.LastGood)
+		if r.Name != "" { // a check of packs has none
+			out += ", " + r.Name
+		}
 	}
 	if r.FailingSince != nil {
 		out += fmt.Sprintf("\n        fails since %s: %s", r.FailingSince.Local().Format(time.RFC3339), r.Error)

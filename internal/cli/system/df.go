@@ -17,11 +17,12 @@ func newSystemDf(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "df",
-		Short: "Print the disk usage of images, sandboxes and snapshots on the host",
-		Long: `Print the disk usage of images, sandboxes and snapshots on the host.
+		Short: "Print the disk usage of images, sandboxes, snapshots and volumes on the host",
+		Long: `Print the disk usage of images, sandboxes, snapshots and volumes on the host.
 
-ACTIVE are images that a sandbox uses, sandboxes that have not ended, and snapshots that
-are being taken or read, or from which a sandbox is being created. The size of a snapshot
+ACTIVE are images that a sandbox uses, sandboxes that have not ended, snapshots that are
+being taken or read, or from which a sandbox is being created, and volumes that a sandbox
+has mounted, even if that sandbox has ended. The size of a snapshot
 is what it held when it was taken. What it shares with others counts in each, so
 removing it may give back less.`,
 		Example: `  sandboxctl system df`,
@@ -76,10 +77,21 @@ func summary(df wire.DiskUsage) [][]string {
 			free += d.Bytes
 		}
 	}
+	mounted := 0
+	var volumes, unmounted int64
+	for _, v := range df.Volumes {
+		volumes += v.Bytes
+		if v.Sandboxes > 0 {
+			mounted++
+		} else {
+			unmounted += v.Bytes
+		}
+	}
 	return [][]string{
 		row("Images", len(df.Images), imagesUsed, df.LayerBytes, max(0, df.ReclaimableBytes-ended)),
 		row("Sandboxes", len(df.Sandboxes), live, disks, ended),
 		row("Snapshots", len(df.Snapshots), held, snapshots, free),
+		row("Volumes", len(df.Volumes), mounted, volumes, unmounted),
 	}
 }
 
@@ -113,6 +125,20 @@ func printDf(df wire.DiskUsage) error {
 		}
 		fmt.Println()
 		if err := text.Table(os.Stdout, []string{"SNAPSHOT", "NAME", "STATE", "SIZE"}, snaps); err != nil {
+			return err
+		}
+	}
+	if len(df.Volumes) > 0 {
+		var volumes [][]string
+		for _, v := range df.Volumes {
+			limit := "none"
+			if v.LimitBytes > 0 {
+				limit = text.Bytes(v.LimitBytes)
+			}
+			volumes = append(volumes, []string{v.Name, text.Bytes(v.Bytes), limit, fmt.Sprint(v.Sandboxes)})
+		}
+		fmt.Println()
+		if err := text.Table(os.Stdout, []string{"VOLUME", "SIZE", "LIMIT", "SANDBOXES"}, volumes); err != nil {
 			return err
 		}
 	}

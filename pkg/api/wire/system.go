@@ -70,6 +70,8 @@ type DiskUsage struct {
 	Images    []ImageDisk `json:"images"`
 	Sandboxes []Disk      `json:"sandboxes"`
 	Snapshots []Disk      `json:"snapshots"` // what they held when they were taken; sources and copies share it
+	// Volumes are the named volumes. Bytes is 0 where the pool does not count.
+	Volumes []VolumeDisk `json:"volumes"`
 	// Deleting are the deleted sandboxes of which something is left on the host; absent:
 	// there are none.
 	Deleting *Deleting `json:"deleting,omitempty"`
@@ -180,6 +182,14 @@ type ImageDisk struct {
 	Bytes       int64  `json:"bytes"`       // of all its layers
 	SharedBytes int64  `json:"sharedBytes"` // of layers that other images have, too
 	Sandboxes   int    `json:"sandboxes"`   // that use it
+}
+
+// VolumeDisk is the disk use of a named volume. (ours)
+type VolumeDisk struct {
+	Name       string `json:"name"`
+	Bytes      int64  `json:"bytes"`
+	LimitBytes int64  `json:"limitBytes,omitempty"` // absent: none
+	Sandboxes  int    `json:"sandboxes"`            // that have it mounted, in whatever state
 }
 
 // Disk is what a sandbox has written, or a snapshot holds. (ours)
