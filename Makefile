@@ -149,8 +149,8 @@ packages: build packager ## write .deb and .rpm of the programs and of build/ima
 	@scripts/packages.sh $(or $(ARCH),$(shell $(GO) env GOARCH))
 
 .PHONY: bundle
-bundle: build ## sign one file with build/packages, build/images and their SBOM, for hosts without a network; KEY=SECRETKEY
-	@scripts/bundle.sh "$(KEY)" $(FORMS)
+bundle: build ## sign one file with build/packages, build/images and their SBOM, for hosts without a network; KEY=SECRETKEY, PASSWORD_FILE=FILE
+	@PASSWORD_FILE="$(PASSWORD_FILE)" scripts/bundle.sh "$(KEY)" $(FORMS)
 
 .PHONY: test-vm
 test-vm: deps build ## install and break the service in emulated machines; STORIES="service power" selects stories

@@ -3,11 +3,13 @@
 # materials of the programs and images that it carries, and signs it:
 #   scripts/bundle.sh SECRETKEY [deb|rpm...]
 # The packages of images are left out: the archives themselves are in the bundle. BUILD is another
-# directory than build for all but the program that writes the bundle.
+# directory than build for all but the program that writes the bundle. PASSWORD_FILE has the password of an
+# encrypted key; without it, a terminal is asked.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 key=${1:-}
 [ -n "$key" ] || { echo "bundle: name the secret key, as make bundle KEY=FILE; minisign -G makes one" >&2; exit 2; }
+[ -z "${PASSWORD_FILE:-}" ] || [ -r "$PASSWORD_FILE" ] || { echo "bundle: PASSWORD_FILE=$PASSWORD_FILE cannot be read" >&2; exit 2; }
 shift
 forms=("${@:-deb}")
 build=${BUILD:-build}
@@ -56,4 +58,4 @@ args+=(--sbom "$build/sbom.cdx.json")
 for file in LICENSE THIRD_PARTY.md; do args+=(--file "licences/$file=$file"); done
 for file in README.md ARCHITECTURE.md SECURITY.md docs; do args+=(--file "documents/$file=$file"); done
 build/bin/sandboxd bundle create -o "$build/sandboxd-$version-$arch.bundle" --key "$key" --commit "$(git rev-parse HEAD)" \
-  --file units=systemd "${args[@]}"
+  ${PASSWORD_FILE:+--password-file "$PASSWORD_FILE"} --file units=systemd "${args[@]}"

@@ -39,7 +39,7 @@ func debian(t *testing.T) []byte {
 
 // TestBundle: scripts/bundle.sh puts a bill of materials into a bundle, of the programs in the package
 // and of the image, whatever lay there before. It bundles no package of sandboxd of another version. A
-// small program stands for all of them.
+// small program stands for all of them. The key is encrypted, and its password comes from a file.
 func TestBundle(t *testing.T) {
 	hosttest.Root(t)
 	dir := t.TempDir()
@@ -55,14 +55,22 @@ func TestBundle(t *testing.T) {
 		}
 	}
 	public, secret := dir+"/bundle.pub", dir+"/key"
-	run(t, "minisign", "-G", "-W", "-p", public, "-s", secret)
+	password := dir + "/password"
+	if err := os.WriteFile(password, []byte("a long word\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	makeKey := exec.Command("minisign", "-G", "-p", public, "-s", secret)
+	makeKey.Stdin = strings.NewReader("a long word\na long word\n")
+	if out, err := makeKey.CombinedOutput(); err != nil {
+		t.Fatalf("minisign -G: %v\n%s", err, out)
+	}
 	bundle := func(packages string) (string, error) {
 		if err := os.RemoveAll(dir + "/packages"); err != nil {
 			t.Fatal(err)
 		}
 		run(t, "mv", packages, dir+"/packages")
 		cmd := exec.Command(top+"/scripts/bundle.sh", secret)
-		cmd.Env = append(os.Environ(), "BUILD="+dir)
+		cmd.Env = append(os.Environ(), "BUILD="+dir, "PASSWORD_FILE="+password)
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
