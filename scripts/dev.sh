@@ -12,10 +12,19 @@ socket=/run/sandboxd-d/sandboxd.sock
 # kill -0 would also find a zombie; a zombie has no executable.
 running() { [ -s "$dev/pid" ] && [ -n "$(readlink "/proc/$(cat "$dev/pid")/exe")" ]; }
 
-configure() {
+key() {
   mkdir -p "$dev"
   [ -s "$dev/api-key" ] || (umask 077; head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$dev/api-key")
-  cat >"$dev/config.toml" <<TOML
+}
+
+# configure writes config.toml, unless somebody has edited it since: config.toml.made is the text as it was written.
+configure() {
+  key
+  if [ -s "$dev/config.toml" ] && ! cmp -s "$dev/config.toml" "$dev/config.toml.made"; then
+    echo "dev-up: $dev/config.toml was edited and is used as it is; delete it to get the default again" >&2
+    return
+  fi
+  cat >"$dev/config.toml.made" <<TOML
 instance = "d"
 libexec_dir = "$bin"
 recipes_dir = "$top/rootfs"
@@ -26,6 +35,7 @@ api_key_file = "$dev/api-key"
 [storage]
 pool_size = "${SANDBOXD_DEV_POOL:-8Gi}"
 TOML
+  cp "$dev/config.toml.made" "$dev/config.toml"
 }
 
 case ${1:-} in
@@ -50,7 +60,7 @@ pid)
   cat "$dev/pid"
   ;;
 env)
-  configure
+  key
   echo "export SANDBOXD_HOST=unix://$socket"
   echo "export OPEN_SANDBOX_DOMAIN=127.0.0.1:$port"
   echo "export OPEN_SANDBOX_API_KEY=$(cat "$dev/api-key")"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests: `scripts/test.sh push` is `make test`, `scripts/test.sh all` is
+# Runs the tests: `scripts/test.sh push` is `make test`, `scripts/test.sh all K/N` is a part of
 # `make test-all`. test/suite runs them side by side; test/summary prints the result. LANES
 # is how many jobs run at a time; with RACE=1 the tests below test/ have the race detector, too,
 # but not the programs that they start.
@@ -10,7 +10,7 @@ what=${1:-push}
 
 go build -trimpath -o build/tools/ ./test/suite ./test/summary
 cp /proc/stat build/stat.before
-build/tools/suite ${LANES:+-lanes "$LANES"} ${RACE:+-race} "$what"
+build/tools/suite ${LANES:+-lanes "$LANES"} ${RACE:+-race} ${2:+-part "$2"} "$what"
 
 # If a few tests failed, each runs twice more, by itself, to distinguish an unsteady test
 # from a broken one. They count as failed either way. A whole machine takes too long for

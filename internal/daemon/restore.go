@@ -88,12 +88,11 @@ func Restore(ctx context.Context, cfg *config.Config, r io.Reader, ids backup.Id
 	if needs := backup.NeedsKeys(m.State, key); needs != "" {
 		fmt.Fprintln(out, needs)
 	}
-	switch {
-	case to != nil:
+	if to != nil {
 		if err := restoreData(ctx, cfg, to, m.Data, ids, out); err != nil {
 			return err
 		}
-	case m.Data != nil:
+	} else if m.Data != nil {
 		fmt.Fprintf(out, "its data, %d bytes of volumes, snapshots and layers, is not restored\n", m.Data.Bytes())
 	}
 	fmt.Fprintln(out, `Start sandboxd. It removes nothing that the backup does not know, and while the host has such

@@ -121,6 +121,7 @@ func Prepare(t testing.TB, o Options) *Daemon {
 		o.Instance = Instance
 	}
 	lock(t, o.Instance)
+	must(t, claimState(o.Instance.StateDir()))
 	d := &Daemon{
 		t:        t,
 		Instance: o.Instance,

@@ -26,11 +26,12 @@ func main() {
 		os.Exit(1)
 	}
 	lanes := flag.Int("lanes", min(runtime.NumCPU()+1, len(instances)), "how many jobs run at a time")
+	part := flag.String("part", "", "K/N: run only the K-th of N parts of about the same length, which together are all jobs")
 	only := flag.String("only", "", "run only jobs whose name matches this pattern")
 	race := flag.Bool("race", false, "compile the tests below test/ with the race detector, too")
 	flag.Parse()
 	if flag.NArg() != 1 || flag.Arg(0) != "push" && flag.Arg(0) != "all" {
-		fmt.Fprintln(os.Stderr, "usage: suite [-lanes N] [-only PATTERN] push|all")
+		fmt.Fprintln(os.Stderr, "usage: suite [-lanes N] [-part K/N] [-only PATTERN] push|all")
 		os.Exit(2)
 	}
 	// Jobs start with no signal ignored, even if this process ignores some (nohup, `&`).
@@ -41,7 +42,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "suite:", <-stop)
 		os.Exit(130)
 	}()
-	if err := run(flag.Arg(0) == "all", *race, *lanes, *only); err != nil {
+	if err := run(flag.Arg(0) == "all", *race, *lanes, *only, *part); err != nil {
 		fmt.Fprintln(os.Stderr, "suite:", err)
 		os.Exit(1)
 	}
@@ -49,7 +50,7 @@ func main() {
 
 // run makes the plan and runs its jobs. It fails only if a job could not be run;
 // test/summary judges the results of the tests.
-func run(all, race bool, lanes int, only string) error {
+func run(all, race bool, lanes int, only, part string) error {
 	top, err := os.Getwd()
 	if err != nil {
 		return err
@@ -64,7 +65,7 @@ func run(all, race bool, lanes int, only string) error {
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return err
 	}
-	jobs, err := plan(top, all, race, only)
+	jobs, err := plan(top, all, race, only, part)
 	if err != nil {
 		return err
 	}

@@ -147,7 +147,7 @@ type pkg struct {
 func (p pkg) name() string { return strings.TrimPrefix(p.ImportPath, module) }
 
 // plan compiles the test programs and returns the jobs that run them.
-func plan(top string, all, race bool, only string) ([]*job, error) {
+func plan(top string, all, race bool, only, part string) ([]*job, error) {
 	wanted, err := regexp.Compile(only)
 	if err != nil {
 		return nil, err
@@ -163,6 +163,11 @@ func plan(top string, all, race bool, only string) ([]*job, error) {
 	jobs, programs, err := arrange(top, tags, stories, packages)
 	if err != nil {
 		return nil, err
+	}
+	if part != "" {
+		if jobs, err = partOf(jobs, part); err != nil {
+			return nil, err
+		}
 	}
 	jobs = slices.DeleteFunc(jobs, func(j *job) bool { return !wanted.MatchString(j.name) })
 	if len(jobs) == 0 {

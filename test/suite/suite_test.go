@@ -85,6 +85,56 @@ func TestEveryTestIsInThePlan(t *testing.T) {
 	}
 }
 
+// TestParts: the parts of `make test-all` together are the whole, no job is in two of them, and none has more than its
+// share or, with the longest job, more than that.
+func TestParts(t *testing.T) {
+	const tags = "seccomp,vm,all"
+	packages, err := list("../..", tags)
+	if err != nil {
+		t.Fatal(err)
+	}
+	jobs, _, err := arrange("../..", tags, allStories, packages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 5
+	in, total, longest := map[string]int{}, 0, 0
+	for _, j := range jobs {
+		total, longest = total+max(j.cost, usualCost), max(longest, j.cost)
+	}
+	for k := range n {
+		part, err := partOf(jobs, fmt.Sprintf("%d/%d", k+1, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		length := 0
+		for _, j := range part {
+			in[j.name]++
+			if j.name != fixtures {
+				length += max(j.cost, usualCost)
+			}
+		}
+		if length > max(longest, total/n+longest/2) {
+			t.Errorf("part %d takes %d s of %d s", k+1, length, total)
+		}
+		t.Logf("part %d: %d jobs, %d s", k+1, len(part), length)
+	}
+	for _, j := range jobs {
+		want := 1
+		if j.name == fixtures {
+			want = n
+		}
+		if in[j.name] != want {
+			t.Errorf("%s is in %d parts", j.name, in[j.name])
+		}
+	}
+	for _, bad := range []string{"0/5", "6/5", "1", "1/0", "1/5x", "01/5", "-1/5"} {
+		if _, err := partOf(jobs, bad); err == nil {
+			t.Errorf("part %q is taken", bad)
+		}
+	}
+}
+
 // rootTests follows functions, methods and variables.
 func TestRootTests(t *testing.T) {
 	dir := t.TempDir()
