@@ -37,6 +37,8 @@ stage_1() {
   same 42 "$(sandboxctl run --runtime runsc base -- sh -c 'echo $((6*7))')" "runsc"
   same "755 nobody" "$(sandboxctl run --runtime runc -u nobody base -- sh -c 'cat /etc/resolv.conf >/dev/null && echo "$(stat -c %a /) $(id -un)"')" "what others than root may enter, although the unit has a umask"
 
+  same "" "$(dmesg | grep -F overlayfs: || true)" "errors of overlayfs in the log of the kernel"
+
   [[ $(ip6tables-save) = *"-i sb-a+ -j DROP"* ]]
 
   say limits on v2

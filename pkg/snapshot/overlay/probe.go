@@ -35,7 +35,10 @@ func probe(dir string, users *os.File, detached func(*Mount) error) (how string,
 		Disk: filepath.Join(tmp, "d"), Lowers: []string{filepath.Join(tmp, "l")}, UserNS: int(users.Fd()),
 		Target: filepath.Join(tmp, "m"), Private: filepath.Join(tmp, "clones"), Later: func(f func()) { f() },
 	}
-	if err = detached(&o); err == nil {
+	if err = newAPI(); err == nil {
+		err = detached(&o)
+	}
+	if err == nil {
 		how = "detached clones"
 	} else if old := o.Attached(); old == nil {
 		how, err = "attached clones", nil
@@ -49,10 +52,28 @@ func probe(dir string, users *os.File, detached func(*Mount) error) (how string,
 	return how, nil
 }
 
+// newAPI fails if overlayfs does not have the new mount API, which it has since Linux 6.5. An older kernel takes any
+// option, refuses those that it does not know when the mount is made, and writes an error into its log: at each start
+// of a daemon, an operator would read one that means nothing.
+func newAPI() error {
+	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("fsopen overlay: %w", err)
+	}
+	defer unix.Close(fsfd)
+	if unix.FsconfigSetFlag(fsfd, "sandboxd-no-such-option") == nil {
+		return fmt.Errorf("overlayfs does not have the new mount API: %w", errors.ErrUnsupported)
+	}
+	return nil
+}
+
 // DetachedWorks tries whether [Mount.Detached] works on this kernel: it does since
 // Linux 6.15, which has no other way to ask. dir is an empty directory where layers
 // are; users and later are as in Mount.
 func DetachedWorks(dir string, users *os.File, later func(func())) bool {
+	if newAPI() != nil {
+		return false
+	}
 	for _, d := range []string{"u", "w", "l"} {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
 			return false
