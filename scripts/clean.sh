@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Removes the state directories that tests keep for the next run: their images and pools, some 20 GB. A directory is
-# the tests' own if it has the file made-by-tests (internal/daemontest). One that is in use stays. STATES is another
+# the tests' own if there is a file DIRECTORY.made-by-tests beside it (internal/daemontest). One that is in use stays. STATES is another
 # directory than /var/lib.
 set -euo pipefail
 states=${STATES:-/var/lib}
@@ -13,14 +13,15 @@ in_use() {
   grep -qsF "$1/" /sys/block/loop*/loop/backing_file
 }
 
-for dir in "$states"/sandboxd-?; do
-  [ -e "$dir/made-by-tests" ] || continue
+for marker in "$states"/sandboxd-?.made-by-tests; do
+  [ -e "$marker" ] || continue
+  dir=${marker%.made-by-tests}
   if in_use "$dir"; then
     echo "clean: $dir stays: it is in use" >&2
     continue
   fi
-  echo "rm -rf $dir ($(du -sh "$dir" | cut -f 1))"
-  rm -rf --one-file-system "$dir"
+  [ ! -e "$dir" ] || echo "rm -rf $dir ($(du -sh "$dir" | cut -f 1))"
+  rm -rf --one-file-system "$dir" "$marker"
 done
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/sandboxd-test
 [ ! -d "$cache" ] || echo "clean: $cache ($(du -sh "$cache" | cut -f 1)) stays: images and clients, which took long to make; rm -r removes it"

@@ -9,9 +9,12 @@ import (
 
 // TestClaimState: tests take a directory that is new, empty or their own, and refuse one that is somebody's.
 func TestClaimState(t *testing.T) {
-	with := func(name string) string {
-		dir := t.TempDir()
-		if name != "" {
+	with := func(names ...string) string {
+		dir := filepath.Join(t.TempDir(), "state")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
 			if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -19,13 +22,13 @@ func TestClaimState(t *testing.T) {
 		return dir
 	}
 	for what, dir := range map[string]string{
-		"new": filepath.Join(t.TempDir(), "sandboxd-b"), "empty": with(""), "marked": with(Marker),
+		"new": filepath.Join(t.TempDir(), "state"), "empty": with(), "marked": with("../state"+Marker, "sandboxd.db"),
 		"of older tests": with("recipe-of-base"),
 	} {
 		if err := claimState(dir); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		if _, err := os.Stat(filepath.Join(dir, Marker)); err != nil {
+		if _, err := os.Stat(dir + Marker); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -33,7 +36,7 @@ func TestClaimState(t *testing.T) {
 	if err := claimState(theirs); err == nil || !strings.Contains(err.Error(), theirs+" was not made by a test") {
 		t.Errorf("a directory of somebody: %v", err)
 	}
-	if _, err := os.Stat(filepath.Join(theirs, Marker)); err == nil {
+	if _, err := os.Stat(theirs + Marker); err == nil {
 		t.Error("a directory of somebody was marked")
 	}
 }

@@ -241,7 +241,7 @@ func tellVolumeQuota(t *testing.T, l *lab, _ string) {
 		t.Errorf("40 MB in 32 MiB: %d, %q", r.code, r.errout)
 	}
 	if df, err := l.api.System().DiskUsage(l.Context()); err != nil || !slices.ContainsFunc(df.Volumes, func(d wire.VolumeDisk) bool {
-		return d.Name == "small" && d.LimitBytes == 32<<20 && d.Bytes >= 20_000_000 && d.Sandboxes == 1
+		return d.Name == "small" && d.LimitBytes == 32<<20 && d.Bytes >= 20_000_000 && d.Sandboxes == 2
 	}) {
 		l.Errorf("system df: %v, %+v", err, df.Volumes)
 	}

@@ -14,7 +14,7 @@ import (
 func TestClean(t *testing.T) {
 	states, home := t.TempDir(), t.TempDir()
 	for _, file := range []string{
-		"sandboxd-7/" + daemontest.Marker, "sandboxd-7/pool.img", "sandboxd-6/sandboxd.db", "sandboxd/" + daemontest.Marker,
+		"sandboxd-7" + daemontest.Marker, "sandboxd-7/pool.img", "sandboxd-6/sandboxd.db", "sandboxd/x" + daemontest.Marker,
 	} {
 		path := filepath.Join(states, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
