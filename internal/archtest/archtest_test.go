@@ -29,7 +29,7 @@ var layers = [][]string{
 		"internal/release", "internal/seccomp", "internal/systemd", "internal/tarball",
 		"internal/testcache", "internal/weak", "pkg/errs",
 	},
-	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine", "internal/sealed", "internal/versions"},
+	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine", "internal/sealed", "internal/uptime", "internal/versions"},
 	2: {
 		"internal/manual", "internal/metrics", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image",
 		"pkg/agent", "pkg/store", "pkg/publish",

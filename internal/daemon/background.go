@@ -7,11 +7,15 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/systemd"
+	"github.com/sandboxd/sandboxd/internal/uptime"
 	"github.com/sandboxd/sandboxd/internal/versions"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/expiry"
@@ -160,7 +164,40 @@ func (d background) sweep(ctx context.Context) error {
 	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d.Daemon),
 		d.files.Pool.Sweep(ctx, d.noSweep()), d.sweepEgress(ctx), d.secrets.Reapply(ctx), d.images.Sweep(ctx),
 		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)), d.retain(ctx), d.ladder.Act(ctx, true),
-		pruneVersions(ctx, d.Daemon))
+		pruneVersions(ctx, d.Daemon), d.up.Beat())
+}
+
+// openUptime opens what is known of the times for which the host was up. The daemon starts without it, too.
+func openUptime(d *Daemon) error {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return fmt.Errorf("read the boot id: %w", err)
+	}
+	if d.up, err = uptime.Open(filepath.Join(d.cfg.StateDir, "up.json"), strings.TrimSpace(string(boot))); err != nil {
+		d.log.Error("cannot note when the host is up; the sweep tries again", "err", err)
+	}
+	d.onClose(d.up.Beat)
+	return nil
+}
+
+// userspace names the present user space of the host; "" if that is not known.
+func userspace(ctx context.Context, log *slog.Logger) string {
+	name, err := systemd.Userspace(ctx)
+	if err != nil {
+		log.Warn("a soft reboot since the last start is not noticed: sandboxes that it ended count as crashed", "err", err)
+	}
+	return name
+}
+
+// hostEnds is sandbox.Config.HostEnds.
+func hostEnds(log *slog.Logger) func(ctx context.Context) bool {
+	return func(ctx context.Context) bool {
+		ends, err := systemd.Ending(ctx)
+		if err != nil {
+			log.Warn("a sandbox ended, and whether the host does is not known", "err", err)
+		}
+		return ends
+	}
 }
 
 // retain removes the snapshots that exceed the limits of the configuration.

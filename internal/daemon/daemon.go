@@ -26,6 +26,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/internal/metrics"
 	"github.com/sandboxd/sandboxd/internal/systemd"
+	"github.com/sandboxd/sandboxd/internal/uptime"
 	"github.com/sandboxd/sandboxd/internal/versions"
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
@@ -94,6 +95,7 @@ type Daemon struct {
 	ends    *validity.Watch   // of certificates and keys
 	ladder  *pressure.Ladder
 	hold    *versions.Hold // nil: this version is not on trial
+	up      *uptime.Book
 	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
 
@@ -164,7 +166,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	}
 	d.ns = netns.New(cfg.Instance, cfg.RunDir)
 	d.ns.Pool, d.ns.Log = cfg.Network.Pool, log
-	if err := d.openStorage(ctx); err != nil {
+	if err := errors.Join(openUptime(d), d.openStorage(ctx)); err != nil {
 		return nil, err
 	}
 	if err := d.openCgroups(ctx, d.disksToLimit()); err != nil {
@@ -176,7 +178,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	if err := openSecrets(ctx, d); err != nil {
 		return nil, err
 	}
-	return d, d.openManager()
+	return d, d.openManager(ctx)
 }
 
 // disksToLimit are the disks on which I/O is limited: sandboxes write to the pool, and
@@ -258,6 +260,7 @@ func openFiles(ctx context.Context, d *Daemon) error {
 		PoolDevice:     d.cfg.Storage.Device,
 		UserNS:         func(id string) (*os.File, error) { return os.Open(d.ns.UserPath(id)) },
 		IdentityUserNS: identity,
+		Down:           d.up.Down,
 		HostPaths:      d.cfg.Storage.AllowedHostPaths,
 	})
 	if err == nil {
@@ -335,7 +338,7 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 	return nil
 }
 
-func (d *Daemon) openManager() error {
+func (d *Daemon) openManager(ctx context.Context) error {
 	bundles, err := newBundles(d.cfg, d.files, d.ns, d.cgroups, d.log)
 	if err != nil {
 		return err
@@ -377,6 +380,9 @@ func (d *Daemon) openManager() error {
 		Retain:     time.Duration(d.cfg.Limits.RetainEnded),
 		StartLimit: time.Duration(d.cfg.Runtime.StartTimeout),
 		NoSweep:    d.noSweep(),
+		Userspace:  userspace(ctx, d.log),
+		HostEnds:   hostEnds(d.log),
+		Down:       d.up.Down,
 		Policies:   d.cfg.Networks(),
 
 		CheckPolicy: d.secrets.CheckPolicy,

@@ -73,16 +73,22 @@ func (s *Scope) Keep(ctx context.Context) error {
 }
 
 func (s *Scope) start(ctx context.Context, holder *os.Process) error {
+	properties := []dbus.Property{
+		dbus.PropDescription("sandboxes of sandboxd, " + s.name),
+		dbus.PropSlice(slice),
+		dbus.PropPids(uint32(holder.Pid)),
+		{Name: "Delegate", Value: godbus.MakeVariant(true)},
+		{Name: "TasksMax", Value: godbus.MakeVariant(^uint64(0))},
+		// A shutdown does not wait for guests.
+		{Name: "KillSignal", Value: godbus.MakeVariant(int32(syscall.SIGKILL))},
+	}
+	if unit := ownUnit(); unit != "" && unit != s.name {
+		// At a shutdown, the other way round: the daemon ends while its sandboxes live, so it records no
+		// end of any. The unit of the service says so, too, for scopes that an older release has made.
+		properties = append(properties, dbus.PropBefore(unit))
+	}
 	err := s.job(ctx, func(c *dbus.Conn, done chan<- string) error {
-		_, err := c.StartTransientUnitContext(ctx, s.name, "replace", []dbus.Property{
-			dbus.PropDescription("sandboxes of sandboxd, " + s.name),
-			dbus.PropSlice(slice),
-			dbus.PropPids(uint32(holder.Pid)),
-			{Name: "Delegate", Value: godbus.MakeVariant(true)},
-			{Name: "TasksMax", Value: godbus.MakeVariant(^uint64(0))},
-			// A shutdown does not wait for guests.
-			{Name: "KillSignal", Value: godbus.MakeVariant(int32(syscall.SIGKILL))},
-		}, done)
+		_, err := c.StartTransientUnitContext(ctx, s.name, "replace", properties, done)
 		return err
 	})
 	if err != nil {

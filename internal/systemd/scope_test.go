@@ -87,3 +87,38 @@ func TestHungSystemd(t *testing.T) {
 		t.Error("a job waits for systemd without end")
 	}
 }
+
+func TestUnitOf(t *testing.T) {
+	for lines, want := range map[string]string{
+		"0::/system.slice/sandboxd.service\n":                                      "sandboxd.service",
+		"0::/user.slice/user-0.slice/session-3.scope\n":                            "session-3.scope",
+		"0::/user.slice/user-0.slice/user@0.service/app.slice/a.service\n":         "user@0.service",
+		"3:cpu,cpuacct:/a.service\n1:name=systemd:/system.slice/b.service\n0::/\n": "b.service",
+		"0::/\n":     "",
+		"0::/init\n": "",
+		"":           "",
+		"nonsense":   "",
+	} {
+		if got := unitOf(lines); got != want {
+			t.Errorf("%q: %q, want %q", lines, got, want)
+		}
+	}
+}
+
+// TestWithoutSystemd: on a host with another init nothing says that it ends, and its user space is that
+// of PID 1. The machine stories have the answers of systemd.
+func TestWithoutSystemd(t *testing.T) {
+	one, err := startOfInit()
+	if err != nil || !strings.HasPrefix(one, "init-") {
+		t.Fatalf("%q, %v", one, err)
+	}
+	if Booted() {
+		return
+	}
+	if ending, err := Ending(t.Context()); ending || err != nil {
+		t.Errorf("the host ends: %v, %v", ending, err)
+	}
+	if again, err := Userspace(t.Context()); err != nil || again != one {
+		t.Errorf("%q, %v; want %q", again, err, one)
+	}
+}

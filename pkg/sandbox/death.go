@@ -30,6 +30,33 @@ func (d death) write(r *record.Record) {
 	r.Hibernation = nil // a dead sandbox has no memory
 }
 
+// well reports whether the entrypoint ended by itself, with success.
+func (d death) well() bool { return d.code != nil && *d.code == 0 }
+
+// upIn notes that r comes up now, in this boot and user space.
+func (c *Config) upIn(r *record.Record) { r.BootID, r.Userspace = c.BootID, c.Userspace }
+
+// sameUserspace reports whether r may have come up in this user space of the boot.
+func (c *Config) sameUserspace(r *record.Record) bool {
+	return r.Userspace == c.Userspace || r.Userspace == "" || c.Userspace == ""
+}
+
+// hostDown is the death of a sandbox, in state s, with its host.
+func hostDown(s record.State) death {
+	return death{reason: record.HostReboot, message: "the host went down while it was " + string(s) + "; its disk is kept"}
+}
+
+// withHost reports whether r, which died as d says, died because the host ends now: processes are killed
+// one after the other, links and mounts go. Its record is left as it is then, and the next start, which
+// knows more, finishes it. If the host does not end after all, the sweep does.
+func withHost(ctx context.Context, l *life, r *record.Record, d death) bool {
+	if l.cfg.HostEnds == nil || d.well() || d.reason == record.HostReboot || !l.cfg.HostEnds(ctx) {
+		return false
+	}
+	l.cfg.Log.Info("a sandbox ended with the host; the next start of sandboxd records it", "sandbox", r.ID)
+	return true
+}
+
 // How much of the last output goes into the message of a sandbox that did not come up.
 const (
 	messageLines = 20

@@ -268,7 +268,7 @@ func (m hibernator) wake(ctx context.Context, r *record.Record) error {
 		return err
 	}
 	was := *r
-	if err := l.set(asker, r, record.Waking, func(r *record.Record) { r.BootID = l.cfg.BootID }); err != nil {
+	if err := l.set(asker, r, record.Waking, l.cfg.upIn); err != nil {
 		return err
 	}
 	h := m.tracker.add(m.ctx, r.ID)

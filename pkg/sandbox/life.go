@@ -344,9 +344,18 @@ func (l *life) erase(ctx context.Context, r *record.Record, dead func()) (steps 
 func (l *life) due(r *record.Record) time.Time {
 	t := r.Expires
 	if r.State == record.Ended && r.Reason != record.Stopped && !r.Restarting() { // a stopped one may be started again
-		if kept := r.Changed.Add(l.cfg.Retain); t.IsZero() || kept.Before(t) {
+		if kept := l.cfg.kept(r.Changed); t.IsZero() || kept.Before(t) {
 			return kept
 		}
+	}
+	return t
+}
+
+// kept is until when something is kept that ended at a time: for Retain of the time that the host is up.
+func (c *Config) kept(ended time.Time) time.Time {
+	t := ended.Add(c.Retain)
+	if c.Down != nil {
+		t = t.Add(c.Down(ended))
 	}
 	return t
 }

@@ -56,6 +56,12 @@ type Config struct {
 	StartLimit time.Duration
 	NewToken   func() string // draws the token of an agent; 128 random bits if nil
 	BootID     string        // tells a reboot from a restart; the kernel's if empty
+	// Userspace tells a soft reboot, which leaves BootID as it is, from a restart; empty: not known.
+	Userspace string
+	// HostEnds, if not nil, reports whether the host ends now, and everything with it.
+	HostEnds func(context.Context) bool
+	// Down, if not nil, is for how long the host was down since a time. Retain does not run then.
+	Down func(since time.Time) time.Duration
 	// NoSweep, if not empty, is why the daemon erases only sandboxes that a client
 	// names: the storage pool belongs to another store, say.
 	NoSweep string
@@ -205,10 +211,10 @@ func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, err
 		State:   record.Creating,
 		Spec:    s,
 		Token:   m.life.cfg.NewToken(),
-		BootID:  m.life.cfg.BootID,
 		Created: start,
 		Changed: start,
 	}
+	m.life.cfg.upIn(&r)
 	if s.Timeout > 0 {
 		r.Expires = start.Add(s.Timeout)
 	}
@@ -273,7 +279,7 @@ func (m *Manager) again(ctx context.Context, r *record.Record, asked bool) error
 	next := *r
 	next.Again(asked)
 	err := m.life.set(ctx, r, record.Starting, death{}.write, func(r *record.Record) {
-		r.BootID = m.life.cfg.BootID
+		m.life.cfg.upIn(r)
 		r.Restarts, r.QuickRestarts, r.Started = next.Restarts, next.QuickRestarts, next.Started
 	})
 	if err != nil {

@@ -167,10 +167,11 @@ func (s *Stock) makeMember(ctx context.Context, p *record.Pool, spec record.Spec
 	defer giveUp()
 	m, start, at := s.m, time.Now(), now()
 	r := record.Record{
-		ID: m.newID(), State: record.Prepared, Spec: spec, Token: m.life.cfg.NewToken(), BootID: m.life.cfg.BootID,
+		ID: m.newID(), State: record.Prepared, Spec: spec, Token: m.life.cfg.NewToken(),
 		Created: at, Changed: at,
 		Pool: record.PoolUse{Name: p.Name, Revision: p.Revision(&spec)},
 	}
+	m.life.cfg.upIn(&r)
 	unlock, err := m.locks.Lock(ctx, r.ID)
 	if err != nil {
 		return err

@@ -167,9 +167,8 @@ func (s *Stock) make(ctx context.Context, runtime string) error {
 	s.making.Lock()
 	defer s.making.Unlock()
 	m, start, at := s.m, time.Now(), now()
-	r := record.Record{
-		ID: m.newID(), State: record.Prepared, Spec: record.Spec{Runtime: runtime}, BootID: m.life.cfg.BootID, Created: at, Changed: at,
-	}
+	r := record.Record{ID: m.newID(), State: record.Prepared, Spec: record.Spec{Runtime: runtime}, Created: at, Changed: at}
+	m.life.cfg.upIn(&r)
 	unlock, err := m.locks.Lock(ctx, r.ID)
 	if err != nil {
 		return err

@@ -206,6 +206,9 @@ func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) er
 		return err
 	}
 	if dead && live(r.State) {
+		if withHost(ctx, &m.life, r, d) {
+			return nil
+		}
 		if h := m.tracker.get(r.ID); h != nil { // its observer waits for the lock that is held here
 			m.life.explainCrash(r, &d, m.tracker.main(h))
 		}
@@ -215,6 +218,9 @@ func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) er
 		var merr error
 		if d, dead, merr = m.mend(ctx, r, kinds); !dead {
 			return errors.Join(err, merr)
+		}
+		if withHost(ctx, &m.life, r, d) {
+			return err
 		}
 	}
 	m.tracker.remove(r.ID, errEnded)
@@ -270,7 +276,8 @@ func (m recovery) trustHost(ctx context.Context, r *record.Record) error {
 	}
 	n := *r
 	death{}.write(&n)
-	n.State, n.BootID, n.Changed = record.Running, m.life.cfg.BootID, now()
+	m.life.cfg.upIn(&n)
+	n.State, n.Changed = record.Running, now()
 	n.Started, n.Hibernation = n.Changed, nil
 	if err := m.life.put(ctx, n); err != nil {
 		return err
@@ -294,14 +301,16 @@ func (m recovery) examine(ctx context.Context, r *record.Record) (d death, dead 
 		}
 		return failure(r.State, why), true, nil
 	case r.BootID != m.life.cfg.BootID:
-		return death{reason: record.HostReboot, message: "the host went down while it was " + string(r.State) + "; its disk is kept"}, true,
-			nil
+		return hostDown(r.State), true, nil
 	}
 	alive, err := m.life.Cgroups.Populated(r.ID)
 	if err != nil || alive && r.State != record.Stopping {
 		return death{}, false, err
 	}
-	return m.life.diagnose(ctx, r), true, nil
+	if d = m.life.diagnose(ctx, r); live(r.State) && !d.well() && !m.life.cfg.sameUserspace(r) {
+		d = hostDown(r.State)
+	}
+	return d, true, nil
 }
 
 // adopt takes over a live sandbox: it finishes the intent, restores what the sandbox

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -442,6 +443,159 @@ func TestAdoptUnregistered(t *testing.T) {
 		}
 		sweep("", tries+2)
 		agree(t, h, d)
+		stop(t, m)
+	})
+}
+
+// TestSoftReboot ends all processes and leaves the kernel, its boot ID and what lies in /run. Only what
+// ended by itself, and said so, ended otherwise than with the host.
+func TestSoftReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := func(userspace string) func(*Config) { return func(c *Config) { c.Userspace = userspace } }
+		h := newHost()
+		m, _ := h.boot(t, in("one"))
+		shot, termed, done := mustCreate(t, m, spec()), mustCreate(t, m, spec()), mustCreate(t, m, spec())
+		old := mustCreate(t, m, spec())
+		stop(t, m)
+		old.Userspace = "" // a release that knew of no user space made it
+		h.mu.Lock()
+		h.records[old.ID] = old
+		h.mu.Unlock()
+
+		h.shoot(shot.ID)
+		h.shoot(old.ID)
+		h.exit(termed.ID, Obituary{ExitCode: 143, Signal: "SIGTERM"})
+		h.exit(done.ID, Obituary{})
+		m, d := reincarnate(t, h, m, in("two"))
+		for id, want := range map[string]record.Reason{
+			shot.ID: record.HostReboot, termed.ID: record.HostReboot, done.ID: record.Exited, old.ID: record.RuntimeCrash,
+		} {
+			if r, err := m.Get(t.Context(), id); err != nil || r.State != record.Ended || r.Reason != want {
+				t.Errorf("%s: %s %s, %v; want %s", id, r.State, r.Reason, err, want)
+			}
+		}
+		agree(t, h, d)
+
+		// One that lives is proof that its user space has not ended, whatever systemd says.
+		lives, crashes := mustCreate(t, m, spec()), mustCreate(t, m, spec())
+		m, d = reincarnate(t, h, m, in("three"))
+		if r, err := m.Get(t.Context(), lives.ID); err != nil || r.State != record.Running {
+			t.Errorf("%s %s, %v", r.State, r.Reason, err)
+		}
+		m, d = reincarnate(t, h, m, in(""))
+		stop(t, m)
+		h.shoot(crashes.ID)
+		m, d = reincarnate(t, h, m, in("")) // systemd did not answer
+		if r, err := m.Get(t.Context(), crashes.ID); err != nil || r.Reason != record.RuntimeCrash {
+			t.Errorf("%s %s, %v", r.State, r.Reason, err)
+		}
+		agree(t, h, d)
+		stop(t, m)
+	})
+}
+
+func mustRecord(t *testing.T, h *host, id string) record.Record {
+	t.Helper()
+	r, ok := h.record(id)
+	if !ok {
+		t.Fatalf("no record of %s", id)
+	}
+	return r
+}
+
+// TestHostEnds: systemd ends the guests and the daemon in any order, takes links away, and may then
+// not end the host after all.
+func TestHostEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ends, asked := false, 0
+		host := func(c *Config) {
+			c.HostEnds = func(context.Context) bool { asked++; return ends }
+		}
+		h := newHost()
+		m, _ := h.boot(t, host)
+		shot, termed, done, gvisor := mustCreate(t, m, spec()), mustCreate(t, m, spec()), mustCreate(t, m, spec()), spec()
+		gvisor.Runtime = "runsc"
+		linkless := mustCreate(t, m, gvisor)
+
+		ends = true
+		h.exit(done.ID, Obituary{})
+		synctest.Wait()
+		if asked != 0 {
+			t.Error("one that ended well costs a question to systemd")
+		}
+		h.shoot(shot.ID)
+		h.exit(termed.ID, Obituary{ExitCode: 137, Signal: "SIGKILL"})
+		synctest.Wait()
+		h.remove("network/" + linkless.ID)
+		for range 2 { // the sweep comes in between
+			if err := m.Recover(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for id, want := range map[string]record.State{
+				shot.ID: record.Running, termed.ID: record.Running, linkless.ID: record.Running, done.ID: record.Ended,
+			} {
+				if r := mustRecord(t, h, id); r.State != want {
+					t.Errorf("%s is %s %s, want %s", id, r.State, r.Reason, want)
+				}
+			}
+		}
+		if m.Life(shot.ID).Err() == nil {
+			t.Error("streams into one that is dead go on")
+		}
+		if !h.has("disk/" + shot.ID) {
+			t.Error("a disk is gone")
+		}
+
+		ends = false // somebody cancelled it (systemctl cancel)
+		if err := m.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for id, want := range map[string]record.Reason{shot.ID: record.RuntimeCrash, termed.ID: record.Killed} {
+			if r := mustRecord(t, h, id); r.State != record.Ended || r.Reason != want {
+				t.Errorf("%s is %s %s, want %s", id, r.State, r.Reason, want)
+			}
+		}
+		stop(t, m)
+	})
+}
+
+// TestKeptWhileUp: the time for which an ended sandbox and a failed snapshot are kept does not run while
+// the host is down; a timeout does.
+func TestKeptWhileUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := time.Duration(0)
+		c := func(c *Config) { c.Down = func(time.Time) time.Duration { return down } }
+		h := newHost()
+		m, _ := h.boot(t, c)
+		s := spec()
+		s.Timeout = 10 * time.Hour
+		ended, expires := mustCreate(t, m, spec()), mustCreate(t, m, s)
+		h.exit(ended.ID, Obituary{ExitCode: 1})
+		synctest.Wait()
+		time.Sleep(30 * time.Minute)
+		stop(t, m)
+
+		time.Sleep(20 * time.Hour)
+		down = 20 * time.Hour
+		m, _ = reincarnate(t, h, m, c)
+		if _, ok := h.record(expires.ID); ok {
+			t.Error("a timeout is a time of the wall clock, and has passed")
+		}
+		time.Sleep(29 * time.Minute)
+		if err := m.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r := mustRecord(t, h, ended.ID)
+		if left := time.Until(m.Deadline(r)); left < 30*time.Second || left > 2*time.Minute || !h.has("disk/"+ended.ID) {
+			t.Errorf("it goes in %v", left)
+		}
+		time.Sleep(2 * time.Minute)
+		if err := m.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if h.String() != "" {
+			t.Errorf("left when its hour is over:\n%s", h)
+		}
 		stop(t, m)
 	})
 }

@@ -377,7 +377,7 @@ func (s *Snapshots) heal(ctx context.Context, snap *record.Snapshot) error {
 		key = snap.Source // it is taken under that lock
 	case record.SnapshotDeleting:
 	case record.SnapshotFailed:
-		if s.m.life.cfg.NoSweep != "" || !s.orphaned(snap) && !isDue(snap.Changed.Add(s.m.life.cfg.Retain)) {
+		if s.m.life.cfg.NoSweep != "" || !s.orphaned(snap) && !isDue(s.m.life.cfg.kept(snap.Changed)) {
 			return nil
 		}
 	default:

@@ -123,6 +123,10 @@ func (m *Manager) died(h *handle) {
 		return
 	}
 	d := m.life.diagnose(ctx, &r)
+	if withHost(ctx, &m.life, &r, d) {
+		m.tracker.remove(id, errEnded)
+		return
+	}
 	m.life.explainCrash(&r, &d, m.tracker.main(h))
 	err = m.life.set(ctx, &r, record.Stopping, d.write)
 	m.tracker.remove(id, errEnded) // now, so that those who wait for it can read why

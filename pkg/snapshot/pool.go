@@ -25,9 +25,10 @@ import (
 type Pool struct {
 	driver pool.Driver
 	dir    string
-	id     string          // random name
-	trash  chan struct{}   // held while the trash is emptied
-	bg     *sync.WaitGroup // work in the background
+	id     string                              // random name
+	trash  chan struct{}                       // held while the trash is emptied
+	bg     *sync.WaitGroup                     // work in the background
+	down   func(since time.Time) time.Duration // see Config.Down
 }
 
 // openPool takes the pool at dir into use. The layers are in a directory that exists.
@@ -220,7 +221,7 @@ func (p *Pool) removeTrash(ctx context.Context) error {
 	return all
 }
 
-// strayFor is how long a disk without a record is kept.
+// strayFor is how long a disk without a record is kept, not counting the time that the host is down.
 const strayFor = 24 * time.Hour
 
 // lostPath is where something that becomes a stray now is kept.
@@ -228,7 +229,7 @@ func (p *Pool) lostPath(id string) string {
 	return filepath.Join(p.dir, pool.LostDir, pool.StrayName(id, time.Now()))
 }
 
-// Sweep removes strays older than 24 h, what a killed daemon left in the trash, and
+// Sweep removes strays of more than 24 h, what a killed daemon left in the trash, and
 // what destroyed disks left inside the pool. Strays stay if noSweep is a reason why
 // nothing may be swept.
 func (p *Pool) Sweep(ctx context.Context, noSweep string) error {
@@ -262,7 +263,7 @@ func (p *Pool) sweepStrays() error {
 		case age < 0, since.Before(clocked):
 			// It came there while the clock was wrong. Its day begins now.
 			err = errors.Join(err, os.Rename(path, p.lostPath(id)))
-		case age >= strayFor:
+		case age-p.down(since) >= strayFor:
 			err = errors.Join(err, p.driver.Destroy(path))
 		}
 	}

@@ -80,6 +80,9 @@ type Config struct {
 	// everything below them.
 	HostPaths []string
 
+	// Down, if not nil, is for how long the host was down since a time. Strays do not age then.
+	Down func(since time.Time) time.Duration
+
 	// Patience is how long Close waits for the kernel: 5 s if zero.
 	Patience time.Duration
 
@@ -113,6 +116,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.IdentityUserNS == nil || cfg.UserNS == nil {
 		return nil, errors.New("open snapshot store: UserNS and IdentityUserNS must be set")
 	}
+	if cfg.Down == nil {
+		cfg.Down = func(time.Time) time.Duration { return 0 }
+	}
 	s := &Store{
 		layerDir: filepath.Join(cfg.StateDir, "layers"),
 		patience: cmp.Or(cfg.Patience, closePatience),
@@ -139,6 +145,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if s.Pool, err = openPool(ctx, d, pool.Dir(cfg.StateDir), s.layerDir, &s.bg); err != nil {
 		return nil, err
 	}
+	s.Pool.down = cfg.Down
 	if err := s.prepare(cfg); err != nil {
 		return nil, fmt.Errorf("open snapshot store %s: %w", cfg.StateDir, err)
 	}

@@ -56,8 +56,8 @@ var apart = map[string]map[string][]string{
 // Debian than scripts/test-vm.sh takes by itself.
 const (
 	pushStories = "service"
-	allStories  = "service power limits neighbours clock pools packages bundle upgrade deploy year " +
-		"packages@trixie bundle@trixie upgrade@trixie deploy@trixie"
+	allStories  = "service power reboot limits neighbours clock pools packages bundle upgrade deploy year " +
+		"reboot@trixie packages@trixie bundle@trixie upgrade@trixie deploy@trixie"
 )
 
 // costs are the seconds that long jobs take on a machine with two cores. The longest jobs
@@ -70,6 +70,8 @@ var costs = map[string]int{
 	"test/offline":                          1800,
 	"test/vm TestStory/neighbours":          700,
 	"test/vm TestStory/pools":               1300,
+	"test/vm TestStory/reboot":              500,
+	"test/vm TestStory/reboot@trixie":       600,
 	"test/vm TestStory/limits":              450,
 	"test/vm TestStory/power":               440,
 	"test/vm TestStory/clock":               240,

@@ -112,11 +112,14 @@ type Record struct {
 	Token string  `json:"token"` // the agent's; leaves the host only in Endpoint.headers
 	// MemberToken is the token that the agent of a member has until the sandbox that took it
 	// runs.
-	MemberToken string    `json:"memberToken,omitempty"`
-	BootID      string    `json:"bootId"`
-	Created     time.Time `json:"created"`
-	Changed     time.Time `json:"changed"` // last transition
-	Expires     time.Time `json:"expires"` // zero: never
+	MemberToken string `json:"memberToken,omitempty"`
+	BootID      string `json:"bootId"`
+	// Userspace is where it came up, within BootID: a soft reboot begins another one. Empty: not known.
+	Userspace string `json:"userspace,omitempty"`
+
+	Created time.Time `json:"created"`
+	Changed time.Time `json:"changed"` // last transition
+	Expires time.Time `json:"expires"` // zero: never
 	// Updated is when its limits last changed while it ran; zero: never.
 	Updated time.Time `json:"updated,omitzero"`
 	// Started is when its present, or last, life came up; zero: it did not.

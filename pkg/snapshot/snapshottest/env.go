@@ -38,6 +38,7 @@ type Env struct {
 	Config snapshot.Config
 	Layer  string // digest of Lower
 	users  map[string]slot
+	down   time.Duration // for how long the host was down, since whenever
 }
 
 // New opens a store in a directory below /var/tmp, with Lower as its only
@@ -59,6 +60,7 @@ func New(t testing.TB, pool string, change func(*snapshot.Config)) *Env {
 		Patience:  time.Hour, // by Close tests wait for the background: for a sync of all that others have on that disk
 		HostPaths: []string{filepath.Join(dir, "lent")},
 		UserNS:    func(id string) (*os.File, error) { return UserNS(e.users[id].base) },
+		Down:      func(time.Time) time.Duration { return e.down },
 	}
 	must(t, os.Mkdir(e.Config.HostPaths[0], 0o755))
 	if change != nil {

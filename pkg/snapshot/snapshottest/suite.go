@@ -332,6 +332,12 @@ func (e *Env) testStray(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(lost, old+"-"+day)); err != nil {
 		t.Errorf("a stray was swept where nothing may be: %v", err)
 	}
+	e.down = 2 * time.Hour
+	must(t, e.Pool.Sweep(ctx, ""))
+	if _, err := os.Stat(filepath.Join(lost, old+"-"+day)); err != nil {
+		t.Errorf("a stray of 25 hours, in which the host was up for 23, was swept: %v", err)
+	}
+	e.down = 0
 	// Those that came while the clock was not set, or ahead, get their day.
 	unset, ahead := e.Disk(t, 1<<20), e.Disk(t, 1<<20)
 	must(t, os.Rename(filepath.Join(e.Config.StateDir, "pool", unset), filepath.Join(lost, unset+"-77")))
