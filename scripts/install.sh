@@ -115,6 +115,10 @@ mapfile -t modules < <(grep -v '^#' systemd/sandboxd.modules)
 do_ modprobe -a "${modules[@]}" || echo "install: some kernel modules could not be loaded; sandboxd doctor reports what is missing" >&2
 do_ systemctl daemon-reload
 [ -n "$start" ] || exit 0
+if [ -z "$dry" ]; then
+  "$prefix/bin/sandboxd" pool show --config $config || fail "the daemon cannot make its pool, so it was not started: mend $config or the disk, and" \
+    "run this again"
+fi
 do_ systemctl enable --now sandboxd.socket
 do_ systemctl enable sandboxd.service
 do_ systemctl restart sandboxd.service

@@ -38,12 +38,13 @@ fi
 prefix=${prefix:-/usr/local}
 sandboxd=$prefix/bin/sandboxd
 
-# setting KEY prints a top-level string of the configuration. The daemon, which could read
-# it, may be gone already, as at a --purge after an uninstall.
+# setting KEY prints a top-level string of the configuration; of the file and its drop-ins, the last that
+# sets it counts. The daemon, which could read it, may be gone already, as at a --purge after an uninstall.
 setting() {
-  [ -e $config ] || return 0
-  local line
-  line=$(sed -n '/^[[:space:]]*\[/q; /^[[:space:]]*'"$1"'[[:space:]]*=/p' $config)
+  local line file
+  line=$(for file in $config "${config%.toml}".d/*.toml; do
+    [ ! -e "$file" ] || sed -n '/^[[:space:]]*\[/q; /^[[:space:]]*'"$1"'[[:space:]]*=/p' "$file"
+  done | tail -n 1)
   [ -n "$line" ] || return 0
   [[ $line =~ ^[[:space:]]*$1[[:space:]]*=[[:space:]]*(\"([^\"\\]*)\"|\'([^\']*)\')[[:space:]]*(#.*)?$ ]] ||
     fail "$config: cannot read $1 from the line: $line; write it as $1 = \"...\""
@@ -91,6 +92,8 @@ fi
 if [ -e "$state" ] && [ ! -e "$state/sandboxd.db" ] && [ -n "$(ls -A "$state")" ]; then
   refuse "$state has no sandboxd.db, so it is not the state directory of a daemon; check its files, and delete it yourself"
 fi
+moved=$(readlink "$state/pool.img" || true) # sandboxd pool move made it
+case $moved in /*/sandboxd-pool.img) do_ rm -f "$moved" "$moved.new" ;; esac
 # The state directory may be a mount point: it stays, empty.
 if mountpoint -q "$state"; then
   do_ find "$state" -xdev -mindepth 1 -delete

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/internal/cli/group"
 	"github.com/sandboxd/sandboxd/internal/config"
@@ -50,18 +51,22 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), bundleCommand(), configCommand(), doctorCommand(), restoreCommand(), rollbackCommand(),
+	root.AddCommand(serveCommand(), bundleCommand(), configCommand(), doctorCommand(), poolCommand(), restoreCommand(), rollbackCommand(),
 		sbomCommand(), settleCommand(), supportCommand(), teardownCommand(), upgradeCommand(), versionsCommand())
 	return root
 }
 
 // configFlag adds --config to cmd; its value is empty for the defaults alone.
-func configFlag(cmd *cobra.Command) *string {
+func configFlag(cmd *cobra.Command) *string { return configValue(cmd.Flags()) }
+
+func configValue(flags *pflag.FlagSet) *string {
 	path := "/etc/sandboxd/config.toml"
 	if _, err := os.Stat(path); err != nil {
-		path = ""
+		if more, err := config.DropIns(path); err == nil && len(more) == 0 {
+			path = ""
+		}
 	}
-	return cmd.Flags().String("config", path, "configuration file")
+	return flags.String("config", path, "configuration file; files of the directory NAME.d beside NAME.toml are read after it")
 }
 
 func serveCommand() *cobra.Command {
@@ -114,14 +119,21 @@ func configCommand() *cobra.Command {
 		Example: `  sandboxd config init /etc/sandboxd/config.toml
   sandboxd config check /etc/sandboxd/config.toml`,
 	}
+	var all bool
 	initCmd := &cobra.Command{
-		Use:     "init [FILE]",
-		Short:   "Write the default configuration, with the reason for each value",
+		Use:   "init [FILE]",
+		Short: "Write the default configuration, with the reason for each value",
+		Long: `Write all keys with their defaults, each commented out, and the reason for each value. What you do
+not change is then the default of the release that runs. --defaults leaves them uncommented.`,
 		Example: "  sandboxd config init /etc/sandboxd/config.toml",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			text := config.Commented()
+			if all {
+				text = config.Default()
+			}
 			if len(args) == 0 {
-				_, err := cmd.OutOrStdout().Write(config.Default())
+				_, err := cmd.OutOrStdout().Write(text)
 				return err
 			}
 			f, err := os.OpenFile(args[0], os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
@@ -131,10 +143,11 @@ func configCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("config init: %w", err)
 			}
-			_, err = f.Write(config.Default())
+			_, err = f.Write(text)
 			return errors.Join(err, f.Close())
 		},
 	}
+	initCmd.Flags().BoolVar(&all, "defaults", false, "write the keys without comment signs")
 	check := &cobra.Command{
 		Use:     "check [FILE]",
 		Short:   "Read a configuration and the files that it names, and report every problem",
@@ -146,10 +159,14 @@ func configCommand() *cobra.Command {
 		if len(args) == 1 {
 			*path = args[0]
 		}
-		if err := config.Check(*path); err != nil {
+		warnings, err := config.Check(*path)
+		for _, w := range warnings {
+			fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
+		}
+		if err != nil {
 			return err
 		}
-		_, err := fmt.Fprintln(cmd.OutOrStdout(), "ok")
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), "ok")
 		return err
 	}
 	cmd.AddCommand(initCmd, check)

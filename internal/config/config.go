@@ -1,13 +1,13 @@
-// Package config reads the daemon's one configuration file.
+// Package config reads the daemon's configuration file and its drop-ins.
 //
 // The defaults are a file too: default.toml, embedded, which `sandboxd config init`
-// writes. It holds each value with its reason. A user's file is read over it; an
-// unknown key is an error.
+// writes with each key commented out. It holds each value with its reason. A user's file is
+// read over it, and the files of the directory NAME.d beside NAME.toml over that, by name;
+// an unknown key is an error.
 package config
 
 import (
 	"cmp"
-	_ "embed"
 	"fmt"
 	"net/netip"
 	"os"
@@ -21,9 +21,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/image/registry"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
-
-//go:embed default.toml
-var defaults []byte
 
 // Config is the configuration of a daemon, as default.toml describes it.
 type Config struct {
@@ -57,6 +54,8 @@ type Config struct {
 
 	Pools []Pool `toml:"pool"`
 
+	// Warnings are about keys of older releases, for the operator.
+	Warnings []string `toml:"-"`
 	// OwnPrograms: the configuration names libexec_dir, so the runtimes do not follow the version.
 	OwnPrograms bool `toml:"-"`
 	// Instance is InstanceName, checked.
@@ -175,51 +174,6 @@ type Snapshots struct {
 // Log is how much the daemon logs.
 type Log struct {
 	Level string `toml:"level"`
-}
-
-// Default returns the text of the default configuration.
-func Default() []byte { return defaults }
-
-// Load reads path over the defaults; an empty path is the defaults alone.
-// The error names every problem at once.
-func Load(path string) (*Config, error) {
-	c, f, err := read(path)
-	if err == nil {
-		err = f.report(path)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return c, nil
-}
-
-// Check reads path as Load does, and then the files that it names: keys and
-// certificates. The error names every problem of all of them.
-func Check(path string) error {
-	c, f, err := read(path)
-	if err != nil {
-		return err
-	}
-	c.checkFiles(func(format string, args ...any) { f.add(fmt.Errorf(format, args...)) })
-	return f.report(path)
-}
-
-// read reads path over the defaults, as far as it fits.
-func read(path string) (*Config, *file, error) {
-	c := &Config{}
-	f, err := decode(defaults, "default.toml", c)
-	if err == nil && path != "" {
-		var b []byte
-		if b, err = os.ReadFile(path); err != nil {
-			return nil, nil, fmt.Errorf("read configuration: %w", err)
-		}
-		f, err = decode(b, path, c)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	c.validate(func(format string, args ...any) { f.add(fmt.Errorf(format, args...)) })
-	return c, f, nil
 }
 
 // validate fills in what derives from the instance and reports every problem.
@@ -369,8 +323,8 @@ func (c *Config) validateStorage(bad func(string, ...any)) {
 	if d := c.Storage.Device; d != "" && (c.Storage.Pool != "btrfs" || !filepath.IsAbs(d)) {
 		bad("storage.device = %q: want the absolute path of a block device, and storage.pool = \"btrfs\" with it", d)
 	}
-	if c.Storage.PoolSize < 256<<20 {
-		bad("storage.pool_size = %d: want at least 256Mi", c.Storage.PoolSize)
+	if n := c.Storage.PoolSize; n != 0 && n < 256<<20 {
+		bad("storage.pool_size = %d: want at least 256Mi, or 0 for a size by what is free", n)
 	}
 	if n := c.Storage.VolumeSize; n != 0 && n < 16<<20 {
 		bad("storage.volume_size = %d: want at least 16Mi, or 0 for no limit", n)

@@ -166,7 +166,7 @@ credentials = "/nowhere/s3"
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err := Check(path)
+	_, err := Check(path)
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -442,7 +442,8 @@ func TestBackup(t *testing.T) {
 		if err := os.WriteFile(p, []byte("[backup]\n"+text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return Check(p)
+		_, err := Check(p)
+		return err
 	}
 	for name, c := range map[string]struct {
 		text, key string

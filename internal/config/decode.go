@@ -18,13 +18,32 @@ import (
 // value that does not fit, and names types of Go. So each key is decoded by itself first,
 // and what does not fit is left out and reported.
 type file struct {
-	lines    map[string]int // of keys as limits.max_sandboxes and registries[0].prefix
+	places   map[string]place // of keys as limits.max_sandboxes and registries[0].prefix
 	problems []problem
+	warnings []problem
+	order    []string // the files, as place.file has them
+}
+
+// A place is a line of a file.
+type place struct {
+	file string // "" is that of the report
+	line int    // 0: not known
 }
 
 type problem struct {
-	line int // 0: not known
-	err  error
+	place
+	err error
+}
+
+// say is the error with its place.
+func (p problem) say() error {
+	if p.line > 0 {
+		p.err = fmt.Errorf("line %d: %w", p.line, p.err)
+	}
+	if p.file != "" {
+		p.err = fmt.Errorf("%s: %w", p.file, p.err)
+	}
+	return p.err
 }
 
 // decode reads the text of a configuration over c, as far as it fits. An error means
@@ -37,7 +56,11 @@ func decode(b []byte, name string, c *Config) (*file, error) {
 		}
 		return nil, fmt.Errorf("configuration %s: %w", name, err)
 	}
-	f := &file{lines: Lines(b)}
+	f := &file{places: map[string]place{}}
+	for key, line := range Lines(b) {
+		f.places[key] = place{line: line}
+	}
+	f.rename(doc)
 	f.table(doc, reflect.TypeFor[Config](), "")
 	fit, err := toml.Marshal(doc)
 	if err == nil {
@@ -50,7 +73,7 @@ func decode(b []byte, name string, c *Config) (*file, error) {
 }
 
 func (f *file) bad(key, format string, args ...any) {
-	f.problems = append(f.problems, problem{f.lines[key], fmt.Errorf(format, args...)})
+	f.problems = append(f.problems, problem{f.places[key], fmt.Errorf(format, args...)})
 }
 
 // table checks the keys of a table, which is of a struct type, and removes those that do
@@ -239,7 +262,7 @@ func Lines(b []byte) map[string]int {
 // add reports a problem that validation has found: its text begins with the key.
 func (f *file) add(err error) {
 	key, _, _ := strings.Cut(err.Error(), " ")
-	f.problems = append(f.problems, problem{f.lines[strings.TrimSuffix(key, ":")], err})
+	f.problems = append(f.problems, problem{f.places[strings.TrimSuffix(key, ":")], err})
 }
 
 // report is the error that names all problems, by line; nil if there is none.
@@ -247,13 +270,12 @@ func (f *file) report(path string) error {
 	if len(f.problems) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(f.problems, func(a, b problem) int { return a.line - b.line })
+	slices.SortStableFunc(f.problems, func(a, b problem) int {
+		return cmp.Or(slices.Index(f.order, a.file)-slices.Index(f.order, b.file), a.line-b.line)
+	})
 	var all []error
 	for _, p := range f.problems {
-		if p.line > 0 {
-			p.err = fmt.Errorf("line %d: %w", p.line, p.err)
-		}
-		all = append(all, p.err)
+		all = append(all, p.say())
 	}
 	return fmt.Errorf("configuration %s:\n%w", cmp.Or(path, "default.toml"), errors.Join(all...))
 }

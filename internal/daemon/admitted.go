@@ -91,7 +91,7 @@ func imageRoom(space func() (free, total int64, err error), reserve int64) func(
 			others = fmt.Sprintf("other images that are being written may take %s of it, ", record.Mebibytes(promised))
 		}
 		return errs.New(errs.Exhausted, "no room for the memory of this sandbox, %s: the storage pool has %s free, %sand %s must "+
-			"stay free (storage.reserve); delete sandboxes or snapshots, or make storage.pool_size larger", record.Mebibytes(bytes),
+			"stay free (storage.reserve); delete sandboxes or snapshots, or grow the pool (sandboxd pool grow)", record.Mebibytes(bytes),
 			record.Mebibytes(free), others, record.Mebibytes(reserve))
 	}
 }
@@ -115,7 +115,7 @@ func memory(field string) (int64, error) {
 func disksOf(d *Daemon) ([]pressure.Space, error) {
 	pool := pressure.Space{
 		Name: pressure.Pool, Title: "the storage pool", Remedy: "delete sandboxes, including ended ones (`sandboxctl system df` shows " +
-			"their size), or make storage.pool_size larger",
+			"their size), or grow the pool (sandboxd pool grow)",
 	}
 	state := pressure.Space{
 		Name: pressure.State, Title: "the disk of the state directory", Remedy: "remove images (`sandboxctl image prune -a`), or free " +

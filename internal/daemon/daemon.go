@@ -111,6 +111,9 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	}
 	log := journal.New(os.Stderr, level)
 	journal.Capture(log)
+	for _, w := range cfg.Warnings {
+		log.Warn("the configuration has a key of an older release", "key", w)
+	}
 	start := time.Now()
 	if err := dropPrivileges(); err != nil {
 		return err

@@ -66,6 +66,16 @@ func claim(cfg *config.Config) (locks []*os.File, err error) {
 	return locks, os.WriteFile(filepath.Join(cfg.RunDir, marker), nil, 0o600)
 }
 
+// Alone claims the directories of an instance as a daemon does: until release no daemon of it starts.
+// It fails while one runs.
+func Alone(cfg *config.Config) (release func(), err error) {
+	locks, err := claim(cfg)
+	if err != nil {
+		return nil, stopped(err)
+	}
+	return func() { closeAll(locks) }, nil
+}
+
 // settle undoes a change of the version that nobody will finish, before the state is opened. If this
 // program is the version that must not run, it becomes the other one.
 func settle(cfg *config.Config, log *slog.Logger) error {

@@ -55,6 +55,10 @@ func read(path string, running []daemon) (*config.Config, Finding, error) {
 		}
 	}
 	f := ok("%s", what+own+others)
+	if len(cfg.Warnings) > 0 {
+		f = warn("edit the file: it still works, and a later release refuses it", "%s; "+
+			"%s", what+own+others, strings.Join(cfg.Warnings, "; "))
+	}
 	f.Check, f.Protects = "configuration", "the other checks: they are about this configuration"
 	return cfg, f, nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/btrfs"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/project"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 )
 
 // leastFree is how many bytes the file system of the state directory should have
@@ -27,11 +28,14 @@ var storageChecks = []check{
 				return skipped("%v", err)
 			}
 			need := int64(leastFree)
-			if _, err := os.Stat(filepath.Join(h.cfg.StateDir, "pool.img")); err != nil && h.pool() == pool.BtrfsLoop {
-				need += int64(h.cfg.Storage.PoolSize) // the daemon will allocate it in full
-				if free < need {
+			if made, err := tree.Exists(pool.Image(h.cfg.StateDir)); err == nil && !made && h.pool() == pool.BtrfsLoop {
+				size, err := h.poolSize() // the daemon will allocate it in full
+				if err != nil {
+					return fail("free space, or name a disk in storage.device", "%v", err)
+				}
+				if need += size; free < need && h.cfg.Storage.PoolSize > 0 {
 					return fail("free space, or lower storage.pool_size", "%s has %d MiB free, and storage.pool_size needs %d MiB",
-						dir, free>>20, h.cfg.Storage.PoolSize>>20)
+						dir, free>>20, size>>20)
 				}
 			}
 			if free < need {
@@ -54,9 +58,17 @@ var storageChecks = []check{
 					return fail("mount "+dir+" with project quotas, or set storage.pool", "%v", err)
 				}
 			case pool.BtrfsLoop:
-				what = filepath.Join(h.cfg.StateDir, "pool.img")
+				what = pool.Image(h.cfg.StateDir)
+				if made, err := tree.Exists(what); err == nil && !made {
+					size, err := h.poolSize()
+					if err != nil {
+						return skipped("%v", err) // the check of the state has said so
+					}
+					return ok("created at the first start, %d MiB", size>>20)
+				}
 				if _, err := os.Stat(what); err != nil {
-					return ok("created at the first start, %d MiB", h.cfg.Storage.PoolSize>>20)
+					to, _ := os.Readlink(what)
+					return fail("mount the disk of "+to, "the pool was moved and is not there: %v", err)
 				}
 			}
 			var st unix.Statfs_t
@@ -77,7 +89,8 @@ var storageChecks = []check{
 					"the pool is read-only: file systems become so after an I/O error; dmesg shows the error")
 			}
 			if used := 100 - int64(st.Bavail)*100/int64(max(st.Blocks, 1)); used > 90 {
-				return warn("sandboxctl system df; delete sandboxes", "the pool is %d %% full: writes in sandboxes will soon fail",
+				return warn("sandboxctl system df; delete sandboxes, or sandboxd pool grow", "the pool is %d %% full: writes in "+
+					"sandboxes will soon fail",
 					used)
 			}
 			return ok("%s: %s, %d MiB free%s", kind, what, int64(st.Bavail)*st.Bsize>>20, readiness(kind, what))
@@ -98,6 +111,14 @@ func readiness(kind, image string) string {
 	}
 	return fmt.Sprintf(", %d %% ready (the first write to the rest is slow; the daemon writes to free blocks in the background)",
 		written*100/size)
+}
+
+// poolSize is how large the daemon will make a pool in a file.
+func (h *host) poolSize() (int64, error) {
+	if n := int64(h.cfg.Storage.PoolSize); n > 0 {
+		return n, nil
+	}
+	return btrfs.SizeFor(existing(h.cfg.StateDir))
 }
 
 // pool is the kind of pool that the daemon uses.

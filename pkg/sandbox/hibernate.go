@@ -60,7 +60,7 @@ func (m hibernator) operate(ctx context.Context, op string, r *record.Record, st
 	err = m.hibernate(context.WithoutCancel(ctx), r, why)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		err = errs.Wrap(err, errs.Exhausted, "the storage pool became full while the memory of this sandbox was written: delete sandboxes "+
-			"or snapshots, or make storage.pool_size larger")
+			"or snapshots, or grow the pool (sandboxd pool grow)")
 	}
 	m.life.log(ctx, op, r, start, nil, err)
 	return err

@@ -214,7 +214,7 @@ func TestHibernatePoolFull(t *testing.T) {
 		r := sleeper(t, m, "")
 		h.failAll, h.failWith = "memory.Checkpoint", syscall.ENOSPC
 		err := Hibernate(t.Context(), m, r.ID)
-		if !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "storage.pool_size") {
+		if !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "sandboxd pool grow") {
 			t.Errorf("error: %v", err)
 		}
 		stop(t, m)

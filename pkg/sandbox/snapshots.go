@@ -359,7 +359,7 @@ func snapshotText(err error) string {
 		return e.Text
 	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return "the storage pool is full: delete sandboxes or snapshots, or make pool_size larger"
+		return "the storage pool is full: delete sandboxes or snapshots, or grow the pool (sandboxd pool grow)"
 	}
 	return "the sandbox could not be copied; the daemon's log says why"
 }

@@ -284,7 +284,8 @@ func (p *Pool) Lost(context.Context) (ids []string, err error) {
 // poolFull makes errs.Exhausted of err if the pool is full.
 func poolFull(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return errs.Wrap(err, errs.Exhausted, "the storage pool is full: delete sandboxes or snapshots, or make pool_size larger")
+		return errs.Wrap(err, errs.Exhausted, "the storage pool is full: delete sandboxes or snapshots, or grow the pool (sandboxd "+
+			"pool grow)")
 	}
 	return err
 }

@@ -62,7 +62,7 @@ type Config struct {
 	StateDir  string // survives a reboot; 0700
 	RunDir    string // <RunDir>/<id>/rootfs; every guest must be able to pass the directories above it
 	Pool      string // a kind of pool; empty is pool.Auto
-	PoolBytes int64  // size of a new pool file; an existing one keeps its size
+	PoolBytes int64  // size of a new pool file, 0: by what is free; an existing one keeps its size
 
 	// PoolDevice is a block device for a pool of kind pool.Btrfs, which is formatted if it
 	// is blank. Empty: the operator has mounted the pool.
@@ -281,7 +281,7 @@ func UnmountLost(stateDir, device string) error {
 	// The kernel adds " (deleted)" to the name of a file that is.
 	file, _ := os.ReadFile("/sys/block/" + filepath.Base(source) + "/loop/backing_file")
 	image, _ := strings.CutSuffix(strings.TrimSpace(string(file)), " (deleted)")
-	if image != pool.Image(filepath.Dir(dir)) && source != device {
+	if image != pool.Image(filepath.Dir(dir)) && filepath.Base(image) != pool.MovedImage && source != device {
 		return nil
 	}
 	if err := btrfs.Unmount(dir); err != nil {

@@ -326,7 +326,7 @@ func TestBounds(t *testing.T) {
 	}{
 		{"limits", "max_sandboxes = 1", []string{"its maximum of 1 sandbox ", "limits.max_sandboxes", "sandboxctl rm"}},
 		{"limits", `memory_reserve = "64Ti"`, []string{"MiB of free memory", "limits.memory_reserve"}},
-		{"storage", `reserve = "64Ti"`, []string{"the storage pool has", "storage.reserve", "storage.pool_size"}},
+		{"storage", `reserve = "64Ti"`, []string{"the storage pool has", "storage.reserve", "sandboxd pool grow"}},
 	} {
 		h.setting(t, b.table, b.line)
 		h.refused(t, errs.Exhausted, b.words...)

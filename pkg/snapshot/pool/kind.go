@@ -22,8 +22,11 @@ const (
 // Dir is the directory of the pool.
 func Dir(stateDir string) string { return filepath.Join(stateDir, "pool") }
 
-// Image is the file that holds a pool of kind BtrfsLoop.
+// Image is the file that holds a pool of kind BtrfsLoop, or a link to it.
 func Image(stateDir string) string { return filepath.Join(stateDir, "pool.img") }
+
+// MovedImage is the name of that file in another directory than the state directory.
+const MovedImage = "sandboxd-pool.img"
 
 // Kind is the kind of pool that a daemon with this state directory and this
 // configuration takes. An empty configuration is Auto.

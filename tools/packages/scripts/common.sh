@@ -11,10 +11,12 @@ fail() {
 # booted: systemd is init here; it is not in a chroot.
 booted() { [ -d /run/systemd/system ]; }
 
-# setting KEY prints a top-level string of the configuration; nothing if it is not set.
+# setting KEY prints a top-level string of the configuration; nothing if it is not set. Of the file and its
+# drop-ins, the last that sets it counts.
 setting() {
-	[ -e $config ] || return 0
-	sed -n '/^[[:space:]]*\[/q; s/^[[:space:]]*'"$1"'[[:space:]]*=[[:space:]]*//p' $config | while read -r value; do
+	for file in $config "${config%.toml}".d/*.toml; do
+		[ ! -e "$file" ] || sed -n '/^[[:space:]]*\[/q; s/^[[:space:]]*'"$1"'[[:space:]]*=[[:space:]]*//p' "$file"
+	done | tail -n 1 | while read -r value; do
 		case $value in
 		\"*\"* | \'*\'*) ;;
 		*) fail "$config: cannot read $1 from: $value; write it as $1 = \"...\"" ;;
@@ -136,6 +138,15 @@ check_config() {
 		fail "$version rejects $config, so the daemon was not restarted; mend the file and run: $1"
 }
 
+# check_pool says how large the pool is to be. It refuses where the first start could not make it.
+check_pool() {
+	directories
+	[ ! -e "$state/sandboxd.db" ] || return 0
+	said=$($root/current/bin/sandboxd pool show --config $config 2>&1) ||
+		fail "$said. So the daemon cannot start, and was not started; mend that, in $config if need be, and run: $1"
+	say "$said"
+}
+
 # runs_already: the daemon that runs is of this version. "sandboxd upgrade" installs the package after
 # it has changed to the version and found it good.
 runs_already() {
@@ -178,7 +189,12 @@ purge() {
 	fi
 	if [ -d "$state" ] && [ ! -e "$state/sandboxd.db" ] && [ -n "$(ls -A "$state")" ]; then
 		say "$state has no sandboxd.db, so it is not the state directory of a daemon, and is kept"
-	elif mountpoint -q "$state"; then
+		rm -rf /etc/sandboxd
+		return
+	fi
+	moved=$(readlink "$state/pool.img" || true) # sandboxd pool move made it
+	case $moved in /*/sandboxd-pool.img) rm -f "$moved" "$moved.new" ;; esac
+	if mountpoint -q "$state"; then
 		find "$state" -xdev -mindepth 1 -delete # the mount point stays, empty
 	else
 		rm -rf --one-file-system "$state"

@@ -29,5 +29,6 @@ if [ "$1" = configure ] && [ -n "${2:-}" ]; then
 	fi
 	exit 0
 fi
+check_pool "dpkg --configure sandboxd"
 deb-systemd-invoke start sandboxd.socket sandboxd.service >/dev/null || say "$failed"
 if [ "$1" = configure ]; then say "to let USER use it: usermod -aG sandboxd USER; such a user is root on this host in all but name"; fi

@@ -4,6 +4,7 @@ booted || exit 0
 systemctl --system daemon-reload >/dev/null || true
 if [ "$1" -eq 1 ]; then
 	systemctl --no-reload preset sandboxd.socket sandboxd.service >/dev/null 2>&1 || true
+	(check_pool "systemctl enable --now sandboxd.socket sandboxd.service") || true
 	say "to start it: systemctl enable --now sandboxd.socket sandboxd.service"
 	exit 0
 fi

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -31,8 +32,8 @@ type LoopPool struct {
 	held  atomic.Int64 // what Fill has taken
 }
 
-// NewLoop returns the driver. A new file at image has so many bytes; one that is
-// there keeps its size. full is as in New.
+// NewLoop returns the driver. A new file at image has so many bytes, with 0 as many as [SizeFor] says;
+// one that is there keeps its size. full is as in New.
 func NewLoop(image string, bytes int64, full bool) *LoopPool {
 	return &LoopPool{Pool: Pool{full: full}, image: image, bytes: bytes}
 }
@@ -70,12 +71,17 @@ func (b *LoopPool) Open(ctx context.Context, dir string) error {
 // make makes the file and the file system in it, under another name first: a file
 // that has its name is always whole.
 func (b *LoopPool) make(ctx context.Context) (err error) {
-	if _, err := os.Stat(b.image); !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if _, err := os.Lstat(b.image); !errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(err, b.moved())
 	}
 	if left, err := os.ReadDir(b.dir); err != nil || len(left) > 0 {
 		return errors.Join(err, errs.New(errs.WrongState, "the pool directory %s is not empty and there is no pool file: it holds a "+
 			"pool of kind %q; set pool = %q, or move it away", b.dir, pool.Plain, pool.Plain))
+	}
+	if b.bytes == 0 {
+		if b.bytes, err = SizeFor(filepath.Dir(b.image)); err != nil {
+			return err
+		}
 	}
 	if b.bytes < minPool {
 		return errs.New(errs.Invalid, "pool_size of %s is too small: the minimum is %s", record.Size(b.bytes), record.Size(minPool))
@@ -113,6 +119,38 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 		return err
 	}
 	return os.Rename(tmp, b.image)
+}
+
+// moved fails if the file is a link that leads nowhere: a new pool in its place would hide the old one.
+func (b *LoopPool) moved() error {
+	_, err := os.Stat(b.image)
+	if errors.Is(err, fs.ErrNotExist) {
+		to, lerr := os.Readlink(b.image)
+		return errs.Wrap(errors.Join(err, lerr), errs.WrongState, "the pool was moved to %s, and is not there: mount its disk (let "+
+			"the service "+
+			"need the mount: RequiresMountsFor=), or bring the file back", to)
+	}
+	return err
+}
+
+// defaultPool is the size of a new pool where that is not more than three quarters of what is free.
+const defaultPool = 20 << 30
+
+// SizeFor is the size that a new pool has in a directory if none is configured.
+func SizeFor(dir string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	free := int64(st.Bavail) * st.Bsize
+	bytes := min(defaultPool, free/4*3) &^ (1<<20 - 1)
+	if bytes < minPool {
+		return 0, errs.Wrap(unix.ENOSPC, errs.Exhausted, "%s has %d MiB free, which is too little for a storage pool: its smallest "+
+			"has %d MiB, "+
+			"and a quarter of what is free stays free; free space, or give the pool a disk of its own "+
+			"(storage.device)", dir, free>>20, minPool>>20)
+	}
+	return bytes, nil
 }
 
 // FailpointNames lists the steps in which a new pool is made, for tests that kill the daemon
