@@ -79,7 +79,7 @@ stage_1() {
   printf '\377\377' | dd of=/root/changed.bundle bs=1 seek=$((size / 2)) conv=notrunc status=none
   fails "" cmp $dir/sandboxd.bundle /root/changed.bundle
   mkdir /etc/sandboxd # an operator prepares the configuration; this machine is slow and small
-  printf '[defaults]\ndisk = "256Mi"\n[runtime]\nstart_timeout = "5m"\n' >/etc/sandboxd/config.toml
+  printf '[defaults]\ndisk = "256Mi"\n[runtime]\nstart_timeout = "5m"\n[storage]\npool_size = "64Gi"\n' >/etc/sandboxd/config.toml
   files >/dev/shm/files
   refused "no public key /etc/sandboxd/bundle.pub" sh $dir/sandboxd.bundle
   refused "was signed with the key" sh $dir/sandboxd.bundle --key $dir/other.pub
@@ -96,13 +96,13 @@ stage_1() {
   files >/dev/shm/files
   refused "lacks what sandboxd needs, and nothing was installed:" "${install[@]}"
   "${install[@]}" 2>&1 | tee /dev/shm/said || true
-  for missing in "the package iptables" "the package btrfs-progs" "modprobe -a nfnetlink_queue" "storage.pool_size needs 20480 MiB"; do
+  for missing in "the package iptables" "the package btrfs-progs" "modprobe -a nfnetlink_queue" "storage.pool_size needs 65536 MiB"; do
     grep "^  .*$missing" /dev/shm/said
   done
   mv /root/nfnetlink_queue.ko* /lib/modules/*/kernel/net/netfilter/
   depmod
   dpkg -i /root/*.deb
-  printf '[storage]\npool_size = "2Gi"\n' >>/etc/sandboxd/config.toml
+  sed -i 's/64Gi/2Gi/' /etc/sandboxd/config.toml
 
   say "the disk becomes full while dpkg unpacks"
   begin
