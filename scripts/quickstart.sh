@@ -39,6 +39,6 @@ Then try:
   sandboxctl create python --name lab --timeout 30m   # one that stays
   sandboxctl exec lab -- python3 -c 'import os; print(os.getpid())'
   sandboxctl ps
-  sandboxctl rm lab
+  sandboxctl rm -f lab
   make dev-down                                       # when you are done
 TEXT

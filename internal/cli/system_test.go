@@ -107,7 +107,7 @@ func TestSystem(t *testing.T) {
 func TestSystemPrune(t *testing.T) {
 	d := newSystemDaemon(t, http.NotFound)
 	for args, says := range map[string]string{
-		"": "-f", "-f --filter label=a": "until=TIME", "-f --filter until=soon": "soon", "-f --volumes --filter until=1h": "--volumes",
+		"": "-f", "-f --filter label=a": "until=TIME", "-f --filter until=soon": "soon",
 	} {
 		if r := d.run(t, append([]string{"system", "prune"}, strings.Fields(args)...)...); r.code != 125 || r.out != "" ||
 			!strings.Contains(r.errout, says) {
@@ -115,14 +115,18 @@ func TestSystemPrune(t *testing.T) {
 		}
 	}
 	for args, out := range map[string]string{
-		"-f":             "Deleted Sandboxes:\n" + testID + "\n\nDeleted Images:\n\nsha256:00\n\nTotal reclaimed space: 3MiB\n",
-		"-f -q":          testID + "\n\nsha256:00\n",
-		"-aqf --volumes": testID + "\nall=true&volumes=true\nsha256:00\n",
+		"-f":    "Deleted Sandboxes:\n" + testID + "\n\nDeleted Images:\n\nsha256:00\n\nTotal reclaimed space: 3MiB\n",
+		"-f -q": testID + "\n\nsha256:00\n",
+		"-aqf":  testID + "\nall=true\nsha256:00\n",
 		"-qf --filter until=2026-01-02T03:04:05Z": testID + "\nuntil=2026-01-02T03%3A04%3A05Z\nsha256:00\n",
 	} {
 		if r := d.run(t, append([]string{"system", "prune"}, strings.Fields(args)...)...); r.code != 0 || r.out != out || r.errout != "" {
 			t.Errorf("%q: %+v", args, r)
 		}
+	}
+	if r := d.run(t, "system", "prune", "-f", "-q", "--volumes"); r.code != 0 || r.out != testID+"\n\nsha256:00\n" ||
+		!strings.Contains(r.errout, "sandboxctl volume prune -a") {
+		t.Errorf("--volumes: %+v", r)
 	}
 	for answer, removed := range map[string]bool{"y\n": true, "Yes\n": true, "n\n": false, "\n": false, "\x04": false} {
 		ptmx, tty := openPty(t)

@@ -91,7 +91,11 @@ func TestVolumeCommands(t *testing.T) {
 		case "DELETE /volumes/spare":
 			w.WriteHeader(204)
 		case "POST /volumes/prune":
-			reply(200, wire.VolumePruneReport{Volumes: []string{"spare"}})
+			gone := []string{}
+			if r.URL.Query().Get("all") == "true" {
+				gone = append(gone, "spare")
+			}
+			reply(200, wire.VolumePruneReport{Volumes: gone})
 		default:
 			reply(409, wire.Error{Code: "VOLUME::IN_USE", Message: "volume data is in use"})
 		}
@@ -105,8 +109,10 @@ func TestVolumeCommands(t *testing.T) {
 		"volume ls -q":               {0, "data\ne\\x1bvil\n", ""},
 		"volume rm spare":            {0, "spare\n", ""},
 		"volume rm data":             {125, "", "in use"},
-		"volume prune":               {125, "", "use -f to confirm"},
-		"volume prune -f":            {0, "spare\n", ""},
+		"volume prune":               {0, "", "no volume was removed: all volumes have names"},
+		"volume prune -f":            {0, "", "no volume was removed: all volumes have names"},
+		"volume prune -a":            {125, "", "use -f to confirm"},
+		"volume prune -af":           {0, "spare\n", ""},
 		"volume inspect none":        {125, "[]\n", "in use"},
 		"__complete volume rm da":    {0, "data\n:4\n", "Completion ended"},
 	} {

@@ -318,6 +318,11 @@ func (a *admitted) Steps(id string) (steps []api.Step) {
 	return steps
 }
 
+// Remove passes on to the Manager.
+func (a *admitted) Remove(ctx context.Context, id string) error {
+	return sandbox.Remove(ctx, a.Manager, id)
+}
+
 // DeleteEnded passes on to the Manager.
 func (a *admitted) DeleteEnded(ctx context.Context, id string) (bool, error) {
 	return sandbox.DeleteEnded(ctx, a.Manager, id)

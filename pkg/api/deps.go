@@ -37,6 +37,8 @@ type (
 		// somebody else is deleting the sandbox. It also takes IDs that Get does not
 		// know: those of sandboxes whose deletion failed.
 		Delete(ctx context.Context, id string) error
+		// Remove is Delete for a sandbox that has ended; for another it fails with errs.WrongState.
+		Remove(ctx context.Context, id string) error
 		// DeleteEnded deletes a sandbox if it has ended and waits for no restart.
 		DeleteEnded(ctx context.Context, id string) (deleted bool, err error)
 		// Start starts a sandbox that has ended; see Create and Await.

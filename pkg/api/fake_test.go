@@ -179,6 +179,16 @@ func (f *fake) Delete(_ context.Context, id string) error {
 	return nil
 }
 
+func (f *fake) Remove(ctx context.Context, id string) error {
+	f.mu.Lock()
+	r := f.recs[id]
+	f.mu.Unlock()
+	if r.State != record.Ended {
+		return errs.New(errs.WrongState, "sandbox %s is %s", id, r.State)
+	}
+	return f.Delete(ctx, id)
+}
+
 func (f *fake) DeleteEnded(_ context.Context, id string) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

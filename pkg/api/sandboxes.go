@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -74,9 +75,13 @@ func (s *sandboxHandlers) get(w http.ResponseWriter, _ *http.Request, rec record
 
 // delete does its own look-up. Two deletes at the same time may both succeed. A sandbox
 // that no other route shows can still be deleted by its ID: its deletion could not kill
-// it, or its record cannot be read.
+// it, or its record cannot be read. With ?force=false only one that has ended is deleted.
 func (s *sandboxHandlers) delete(w http.ResponseWriter, r *http.Request) error {
 	idOrName := segmentOf(r, "id")
+	force, err := spec.ParseBool(cmp.Or(r.URL.Query().Get("force"), "true"))
+	if err != nil {
+		return httperr.Invalid("force: want true or false")
+	}
 	if !record.IsID(idOrName) && !spec.IsName(idOrName) {
 		return httperr.NoSandbox(idOrName)
 	}
@@ -91,8 +96,12 @@ func (s *sandboxHandlers) delete(w http.ResponseWriter, r *http.Request) error {
 		return httperr.NoSandbox(idOrName)
 	}
 	infoOf(r).sandbox = id
+	del := s.sandboxes.Delete
+	if !force {
+		del = s.sandboxes.Remove
+	}
 	// A client that hangs up during a delete has still asked for it.
-	err = s.sandboxes.Delete(context.WithoutCancel(r.Context()), id)
+	err = del(context.WithoutCancel(r.Context()), id)
 	if errs.Is(err, errs.NotFound) {
 		if !found {
 			return httperr.NoSandbox(idOrName)

@@ -218,7 +218,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	s.keys = &keyHandlers{guard: guard}
 	s.system = &systemHandlers{
 		known: cfg.System, impaired: cfg.Impaired, release: cfg.Version, document: cfg.OpenAPI, page: cfg.Docs, guard: guard,
-		pruner: pruner{sb, sn, im, cfg.Volumes},
+		pruner: pruner{sb, sn, im},
 	}
 	s.backups = &backupHandlers{cfg.Backups}
 	s.routes = newRouter(s.table())

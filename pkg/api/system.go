@@ -135,11 +135,11 @@ type pruner struct {
 	sandboxes Sandboxes
 	snapshots Snapshots
 	images    Images
-	volumes   Volumes // may be nil
 }
 
 // prune removes what has ended, failed or is not used, of all clients. It goes on after an
-// error.
+// error. No volume goes, also with ?volumes=true: as in docker that means those without a name,
+// and all volumes of sandboxd have one.
 func (s *systemHandlers) prune(w http.ResponseWriter, r *http.Request) error {
 	sys, err := s.system()
 	if err != nil {
@@ -147,7 +147,7 @@ func (s *systemHandlers) prune(w http.ResponseWriter, r *http.Request) error {
 	}
 	q := r.URL.Query()
 	all, aerr := spec.ParseBool(cmp.Or(q.Get("all"), "false"))
-	volumes, verr := spec.ParseBool(cmp.Or(q.Get("volumes"), "false"))
+	_, verr := spec.ParseBool(cmp.Or(q.Get("volumes"), "false"))
 	var before time.Time
 	if v := q.Get("until"); v != "" {
 		before, err = spec.ParseTime(v)
@@ -157,8 +157,6 @@ func (s *systemHandlers) prune(w http.ResponseWriter, r *http.Request) error {
 		return httperr.Invalid("all and volumes: want true or false")
 	case err != nil:
 		return httperr.Invalid("until %q: want a time such as 2030-01-02T15:04:05Z", httperr.Clip(q.Get("until"), 60))
-	case volumes && !before.IsZero():
-		return httperr.Invalid("until does not go with volumes: a volume that no sandbox has mounted may be in use again tomorrow")
 	}
 	ctx := context.WithoutCancel(r.Context()) // a client that hangs up has still asked for it
 	df, err := sys.DiskUsage(ctx)
@@ -171,9 +169,6 @@ func (s *systemHandlers) prune(w http.ResponseWriter, r *http.Request) error {
 		if slices.Contains(out.Sandboxes, d.ID) {
 			out.BytesReclaimed += d.Bytes
 		}
-	}
-	if volumes && s.volumes != nil {
-		err = errors.Join(err, s.pruneVolumes(ctx, &out))
 	}
 	p, perr := s.images.Prune(ctx, all, before) // last: what is removed by now needs no layers
 	if err = errors.Join(err, perr); err != nil {
@@ -234,24 +229,6 @@ func (p *pruner) pruneSnapshots(ctx context.Context, before time.Time, out *wire
 		}
 	}
 	return errors.Join(failed...)
-}
-
-// pruneVolumes removes the volumes that no sandbox has mounted.
-func (p *pruner) pruneVolumes(ctx context.Context, out *wire.SystemPruneReport) error {
-	list, err := p.volumes.List(ctx)
-	if err != nil {
-		return err
-	}
-	held := map[string]int64{}
-	for _, v := range list {
-		held[v.Name], _ = p.volumes.Usage(v.ID) // some pools do not count
-	}
-	gone, err := p.volumes.Prune(ctx)
-	for _, name := range gone {
-		out.Volumes = append(out.Volumes, name)
-		out.BytesReclaimed += held[name]
-	}
-	return err
 }
 
 // drain is for the person who runs the host: a client with a key should not be able to

@@ -82,7 +82,6 @@ func TestPrune(t *testing.T) {
 		{"?all=maybe", 400, "true or false"},
 		{"?volumes=x", 400, "true or false"},
 		{"?until=yesterday", 400, "want a time"},
-		{"?volumes=true&until=2026-01-02T03:04:05Z", 400, "volumes"},
 		{"?until=2026-01-02T03:04:05Z", 200, `{"sandboxes":[],"snapshots":[],"images":[],` + layers + `,"volumes":[],"bytesReclaimed":7}`},
 		{
 			"?until=" + time.Now().Add(-time.Minute).UTC().Format(time.RFC3339), 200,
@@ -104,8 +103,14 @@ func TestPrune(t *testing.T) {
 	if _, err := w.volumes.Create(t.Context(), "spare", 0); err != nil {
 		t.Fatal(err)
 	}
-	if a := w.do("POST", "/v1/system/prune?volumes=true", ""); !strings.Contains(string(a.body), `"volumes":["spare"],"bytesReclaimed":12`) {
-		t.Errorf("with volumes: %s", a.body)
+	w.do("POST", "/v1/volumes/prune?all=x", "").wants(t, 400, "INVALID")
+	for _, path := range []string{"/v1/system/prune?all=true&volumes=true", "/v1/volumes/prune", "/v1/volumes/prune?all=false"} {
+		if a := w.do("POST", path, ""); a.StatusCode != 200 || !strings.Contains(string(a.body), `"volumes":[]`) {
+			t.Errorf("%s removes a volume that has a name: %d %s", path, a.StatusCode, a.body)
+		}
+	}
+	if a := w.do("POST", "/v1/volumes/prune?all=true", ""); !strings.Contains(string(a.body), `"volumes":["spare"]`) {
+		t.Errorf("with all: %s", a.body)
 	}
 	// After an error the rest goes all the same.
 	w.snaps["bad"] = record.Snapshot{ID: "bad", State: record.SnapshotFailed, Created: hour}

@@ -85,13 +85,20 @@ func (h *volumeHandlers) remove(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// prune removes volumes that no sandbox has mounted, as docker does: named ones only with
+// ?all=true. All volumes of sandboxd have names, so without it nothing goes.
 func (h *volumeHandlers) prune(w http.ResponseWriter, r *http.Request) error {
-	gone, err := h.volumes.Prune(context.WithoutCancel(r.Context()))
+	all, err := spec.ParseBool(cmp.Or(r.URL.Query().Get("all"), "false"))
 	if err != nil {
-		return err
+		return httperr.Invalid("all: want true or false")
 	}
-	if gone == nil {
-		gone = []string{}
+	gone := []string{}
+	if all {
+		names, err := h.volumes.Prune(context.WithoutCancel(r.Context()))
+		if err != nil {
+			return err
+		}
+		gone = append(gone, names...)
 	}
 	writeJSON(w, http.StatusOK, wire.VolumePruneReport{Volumes: gone})
 	return nil

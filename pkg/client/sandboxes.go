@@ -114,6 +114,12 @@ func (c *Client) Delete(ctx context.Context, idOrName string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName, "")}, nil)
 }
 
+// Remove is Client.Delete for a sandbox that has ended. It fails with errs.WrongState, and does
+// nothing, for one that has not.
+func Remove(ctx context.Context, c *Client, idOrName string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName, ""), query: url.Values{"force": {"false"}}}, nil)
+}
+
 // Restart runs an ended sandbox again, with its files. With wait it returns when the
 // sandbox runs or has failed; Status.State says which.
 func (c *Client) Restart(ctx context.Context, idOrName string, wait bool) (sb wire.Sandbox, err error) {

@@ -33,14 +33,11 @@ func (c System) DiskUsage(ctx context.Context) (wire.DiskUsage, error) {
 }
 
 // Prune removes sandboxes that have ended, snapshots that failed and unused layers; with all
-// also images that no sandbox uses, with volumes also volumes that no sandbox has mounted. If
-// before is not zero, only what was made before it; that does not go with volumes.
-func (c System) Prune(ctx context.Context, all, volumes bool, before time.Time) (p wire.SystemPruneReport, err error) {
+// also images that no sandbox uses. If before is not zero, only what was made before it.
+func (c System) Prune(ctx context.Context, all bool, before time.Time) (p wire.SystemPruneReport, err error) {
 	q := url.Values{}
-	for name, set := range map[string]bool{"all": all, "volumes": volumes} {
-		if set {
-			q.Set(name, "true")
-		}
+	if all {
+		q.Set("all", "true")
 	}
 	if !before.IsZero() {
 		q.Set("until", before.UTC().Format(time.RFC3339Nano))

@@ -38,9 +38,11 @@ func (c Volumes) Remove(ctx context.Context, name string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: volumePath(name)}, nil)
 }
 
-// Prune deletes every volume that no sandbox has mounted.
-func (c Volumes) Prune(ctx context.Context) (wire.VolumePruneReport, error) {
-	return ask[wire.VolumePruneReport](ctx, c.daemon, request{method: http.MethodPost, path: "/volumes/prune"})
+// PruneAll deletes every volume that no sandbox has mounted.
+func (c Volumes) PruneAll(ctx context.Context) (wire.VolumePruneReport, error) {
+	return ask[wire.VolumePruneReport](ctx, c.daemon, request{
+		method: http.MethodPost, path: "/volumes/prune", query: url.Values{"all": {"true"}},
+	})
 }
 
 // Pools are the pools of ready sandboxes of a host.

@@ -241,6 +241,25 @@ func (m *Manager) Delete(ctx context.Context, idOrName string) error {
 	return m.remove(ctx, opDelete, idOrName, func(*record.Record) bool { return true })
 }
 
+// Remove is Delete for a sandbox that has ended, also if it waits for its restart. For one that has
+// not ended it fails with errs.WrongState and does nothing, not even to its creation.
+func Remove(ctx context.Context, m *Manager, idOrName string) error {
+	var refused atomic.Pointer[record.Record]
+	err := m.remove(ctx, opDelete, idOrName, func(r *record.Record) bool {
+		// A deletion that is under way is joined; without a state, the record cannot be read.
+		ok := r.State == record.Ended || r.State == record.Deleting || r.State == ""
+		if !ok {
+			refused.Store(r)
+		}
+		return ok
+	})
+	if r := refused.Load(); err == nil && r != nil {
+		return errs.New(errs.WrongState, "sandbox %s is %s, and its processes and what it has in memory would be lost; stop it first "+
+			"(`sandboxctl stop %s`), or remove it all the same (`sandboxctl rm -f %[1]s`)", r.ID, r.State, r.ID)
+	}
+	return err
+}
+
 // Expire is Delete for a sandbox whose Deadline has passed. It does nothing before the
 // Deadline, and nothing while Config.NoSweep is set.
 func (m *Manager) Expire(ctx context.Context, id string) error {

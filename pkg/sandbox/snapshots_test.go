@@ -441,6 +441,44 @@ func TestSnapshotUse(t *testing.T) {
 	})
 }
 
+// Remove takes what has ended, also while it waits for its restart, and what is being deleted. It does
+// nothing to the rest: not to a creation that is under way either.
+func TestRemove(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, _ := h.boot(t)
+		running, paused, ended := mustCreate(t, m, spec()), mustCreate(t, m, spec()), mustCreate(t, m, spec())
+		again := mustCreate(t, m, restartable(record.RestartAlways))
+		if err := m.Pause(t.Context(), paused.ID); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []string{again.ID, ended.ID} {
+			h.exit(id, Obituary{ExitCode: 3})
+		}
+		synctest.Wait()
+		for id, want := range map[string]errs.Code{
+			running.ID: errs.WrongState, paused.ID: errs.WrongState, ended.ID: "", again.ID: "", "dzzzzzzzzzzz": errs.NotFound,
+		} {
+			err := Remove(t.Context(), m, id)
+			if want == "" && err != nil || want != "" && !errs.Is(err, want) {
+				t.Errorf("remove %s: %v, want %q", id, err, want)
+			}
+		}
+		coming, err := m.Create(t.Context(), spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, Remove(t.Context(), m, coming.ID), errs.WrongState)
+		if r, err := m.Await(t.Context(), coming.ID); err != nil || r.State != record.Running {
+			t.Errorf("after a remove that was refused a creation ended as %s, %v", r.State, err)
+		}
+		if left, err := m.List(t.Context()); err != nil || len(left) != 3 {
+			t.Errorf("%d are left, %v", len(left), err)
+		}
+		stop(t, m)
+	})
+}
+
 // Only what has ended, and stays so, is pruned.
 func TestDeleteEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

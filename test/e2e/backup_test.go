@@ -118,7 +118,7 @@ func TestRestore(t *testing.T) {
 	if sb, err := h.api.Get(t.Context(), gone.ID); err != nil || sb.Status.State != wire.Failed {
 		t.Errorf("%+v, %v", sb, err)
 	}
-	if _, err := h.api.System().Prune(t.Context(), false, false, time.Time{}); !errs.Is(err, errs.WrongState) {
+	if _, err := h.api.System().Prune(t.Context(), false, time.Time{}); !errs.Is(err, errs.WrongState) {
 		t.Errorf("pruned beside unknown sandboxes: %v", err)
 	}
 	if err := h.api.Delete(t.Context(), gone.ID); err != nil {

@@ -173,7 +173,7 @@ func TestForkIdempotency(t *testing.T) {
 				t.Errorf("there are %q", all)
 			}
 			refused("another body", first, strings.Replace(body, `"count":2`, `"count":3`, 1), "IDEMPOTENCY_KEY_REUSED")
-			l.ok("rm", made.Sandboxes[0].ID)
+			l.ok("rm", "-f", made.Sandboxes[0].ID)
 			refused("without the first copy", first, body, "IDEMPOTENCY_KEY_SPENT")
 			h.deleteAll(t)
 		})
@@ -327,7 +327,7 @@ func TestForkRace(t *testing.T) {
 			if tree := l.ok("tree"); tree != want {
 				t.Errorf("%s\nwant\n%s", tree, want)
 			}
-			l.ok("rm", "try-2")
+			l.ok("rm", "-f", "try-2")
 
 			// The exit status is that of the command that fails; all copies stay.
 			r = l.ctl(append(args, "--", "sh", "-c", `echo $(hostname); [ $(hostname) != try-3 ] || exit 7`)...)

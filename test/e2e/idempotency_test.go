@@ -68,7 +68,7 @@ func TestIdempotencyKey(t *testing.T) {
 				!strings.Contains(a.body, "IDEMPOTENCY_KEY_REUSED") {
 				t.Errorf("another body: %d %s", a.status, a.body)
 			}
-			l.ok("rm", ids[0])
+			l.ok("rm", "-f", ids[0])
 			if a, _ := ask(race, body); a.status != 409 || !strings.Contains(a.body, "IDEMPOTENCY_KEY_SPENT") {
 				t.Errorf("of one that is gone: %d %s", a.status, a.body)
 			}

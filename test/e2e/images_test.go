@@ -161,7 +161,7 @@ func TestImages(t *testing.T) {
 // runsAsTheImageSays runs an image and compares what its config promises.
 func runsAsTheImageSays(t *testing.T, l *lab, ref string) {
 	id := l.make("--env", "COLOR=red", ref, "--", "sh", "-c", "id -u; id -g; pwd; echo $COLOR $EDITOR; sleep 1000")
-	defer l.ok("rm", id)
+	defer l.ok("rm", "-f", id)
 	for _, c := range []struct {
 		args []string
 		want string
@@ -209,7 +209,7 @@ func removal(t *testing.T, l *lab) {
 	if out := l.ok("image", "prune"); !strings.Contains(out, "Total reclaimed space: 0B") {
 		t.Errorf("prune with nothing to do: %q", out)
 	}
-	l.ok("rm", "holds-it")
+	l.ok("rm", "-f", "holds-it")
 	l.ok("image", "rm", "from-oci:1")
 	l.wants(l.ctl("image", "inspect", "from-oci:1"), 125, "image ls")
 	layers, err := os.ReadDir(filepath.Join(l.StateDir, "layers"))

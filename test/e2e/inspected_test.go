@@ -404,7 +404,7 @@ func tellForeign(i *inspection) {
 		for _, how := range []string{"get", "get-by-stores"} { // this host is not decrypted
 			get(how, "https://"+internet.NodeHost+"/"+internet.Package, own)
 		}
-		i.ok("rm", id)
+		i.ok("rm", "-f", id)
 		i.ok("image", "rm", image)
 	}
 }

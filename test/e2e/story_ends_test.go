@@ -61,7 +61,7 @@ func tellEntrypoints(t *testing.T, l *lab) {
 				t.Error("ps shows what has ended")
 			}
 			l.wants(l.ctl("exec", id, "--", "true"), 125, "ended")
-			l.ok("rm", id)
+			l.ok("rm", "-f", id)
 		})
 	}
 }

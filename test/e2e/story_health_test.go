@@ -33,7 +33,7 @@ func tellReady(t *testing.T, l *lab) {
 			t.Errorf("%s: paused, it is %+v", listen, h)
 		}
 		l.ok("resume", id)
-		l.ok("rm", id)
+		l.ok("rm", "-f", id)
 	}
 	// Ready by a command; ready for a while only, and again.
 	id := l.make("--ready-cmd", "echo looked; test ! -e /tmp/broken", "--health-interval", "1s", "--health-retries", "2", "base")
@@ -98,7 +98,7 @@ func tellHangingProbe(t *testing.T, l *lab) {
 			lasted := took(func() {
 				l.ok("ps")
 				l.ok("inspect", id)
-				l.ok("rm", id)
+				l.ok("rm", "-f", id)
 			})
 			id = "" // once more, one anew
 			return lasted

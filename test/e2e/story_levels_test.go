@@ -61,7 +61,7 @@ func tellLevels(t *testing.T, l *lab) {
 		if in.Sandboxd.Security != level || (len(in.SecurityDifferences) == 0) != (level == "default") {
 			t.Errorf("inspect says %q, which differs in %q", in.Sandboxd.Security, in.SecurityDifferences)
 		}
-		l.ok("rm", id)
+		l.ok("rm", "-f", id)
 		l.ok("volume", "rm", "level-"+level)
 	}
 	// A user and group of its own sees its own processes, and the agent still runs and ends

@@ -151,7 +151,7 @@ func tellPids(t *testing.T, l *lab) {
 	if calls[4] > 2*time.Second { // a busy host delays some
 		t.Errorf("two calls beside a fork bomb took %v", calls)
 	}
-	l.ok("rm", id)
+	l.ok("rm", "-f", id)
 }
 
 const spin = `

@@ -215,7 +215,7 @@ func tellAliases(t *testing.T, l *lab) {
 		if i.Image.URI != name || i.Sandboxd.ImageName != c.image || (len(i.Sandboxd.Notes) > 0) != c.other {
 			t.Errorf("%s became %s, shown as %s, with %q", name, i.Sandboxd.ImageName, i.Image.URI, i.Sandboxd.Notes)
 		}
-		l.ok("rm", id)
+		l.ok("rm", "-f", id)
 	}
 	l.wants(l.ctl("run", "--runtime", l.runtime, "--memory", "1Ti", "base", "--", "true"), 0, "the memory limit of 1Ti is more than")
 	if ps := l.ok("image", "ls"); !strings.Contains(ps, "ubuntu:*") || !strings.Contains(ps, "python:3*") {
@@ -288,6 +288,6 @@ func TestAliasRestart(t *testing.T) {
 	h.Start()
 	l.wants(l.ctl("create", "shop/app:2"), 125, "images.other_versions")
 	l.wants(l.ctl("create", "ubuntu:22.04"), 125, "images.other_versions")
-	l.ok("rm", l.make("python:3"))
+	l.ok("rm", "-f", l.make("python:3"))
 	h.deleteAll(t)
 }

@@ -50,7 +50,7 @@ func tellReasons(t *testing.T, l *lab) {
 				t.Errorf("ps -a printed %s", ps)
 			}
 			seen(t, id, "ended", c.reason)
-			l.ok("rm", id)
+			l.ok("rm", "-f", id)
 		})
 	}
 	t.Run("expired", func(t *testing.T) {
@@ -129,7 +129,7 @@ signal.pause()"`
 		!strings.Contains(strings.Join(ev.Traceback, "|"), "pids_limit: the sandbox may have 32 processes") {
 		t.Errorf("event %+v", ev)
 	}
-	l.ok("rm", id)
+	l.ok("rm", "-f", id)
 
 	if l.runtime == "runsc" {
 		return // its OOM kill ends the sandbox, stream and all: see tellMemory

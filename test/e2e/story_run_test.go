@@ -93,7 +93,7 @@ func tellRun(t *testing.T, l *lab) {
 	if sb := l.ok("inspect", "kept"); !strings.Contains(sb, `"state": "Terminated"`) {
 		t.Errorf("after run --rm=false: %s", sb)
 	}
-	l.ok("rm", "kept")
+	l.ok("rm", "-f", "kept")
 }
 
 // every is each byte once.
@@ -193,7 +193,9 @@ func tellLab(t *testing.T, l *lab) {
 		i.Metadata["team"] != "a" || !slices.Equal(i.Rules, []string{"allow 203.0.113.0/24:443"}) || i.Host["address"] == "" {
 		t.Errorf("inspect: %+v", i)
 	}
+	l.wants(l.ctl("rm", "lab"), 125, "running", "sandboxctl stop", "sandboxctl rm -f")
 	l.ok("pause", "lab")
+	l.wants(l.ctl("rm", "lab"), 125, "paused")
 	l.wants(l.ctl("exec", "lab", "--", "true"), 125, "Paused", "resume")
 	l.ok("resume", "lab")
 	l.ok("exec", "lab", "--", "true")
@@ -201,6 +203,7 @@ func tellLab(t *testing.T, l *lab) {
 		time.Until(until) < 179*time.Minute {
 		t.Errorf("renewed until %v, %v", until, err)
 	}
+	l.ok("stop", "lab")
 	l.ok("rm", "lab")
 	l.wants(l.ctl("rm", "lab"), 125, "lab")
 	l.ok("rm", "-f", "lab")
@@ -323,7 +326,7 @@ func tellFollow(t *testing.T, l *lab) {
 	cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "sh", "-c", "echo begin; sleep 1000"))
 	logs, wait = follow("command", "logs", "-f", id, cmd)
 	eventually(t, patience, func() error { return logs.has("begin\n") })
-	l.ok("rm", id)
+	l.ok("rm", "-f", id)
 	started := time.Now()
 	wait()
 	if took := time.Since(started); took > 5*time.Second {
@@ -333,7 +336,7 @@ func tellFollow(t *testing.T, l *lab) {
 	id = l.make("base")
 	out, wait := follow("exec", id, "--", "sh", "-c", "echo begin; sleep 1000")
 	eventually(t, patience, func() error { return out.has("begin\n") })
-	l.ok("rm", id)
+	l.ok("rm", "-f", id)
 	started = time.Now()
 	if code := wait(); code != 137 || time.Since(started) > 10*time.Second {
 		t.Errorf("exec in a sandbox that was removed: %d after %v", code, time.Since(started))
@@ -369,7 +372,7 @@ func (l *lab) watch() (w *watched, stop func()) {
 	// something happen until it does.
 	eventually(l.T, 10*time.Second, func() error {
 		l.make("base", "--name", "early")
-		l.ok("rm", "early")
+		l.ok("rm", "-f", "early")
 		return w.has("deleted early")
 	})
 	return w, func() {

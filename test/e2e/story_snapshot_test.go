@@ -180,10 +180,10 @@ func tellSnapshots(t *testing.T, l *lab) {
 			want, got = shown(want), shown(got)
 		}
 		l.same(what+" there and back", want, got)
-		l.ok("rm", there, back)
+		l.ok("rm", "-f", there, back)
 	}
 	// A snapshot outlives its source; what was made from it outlives both.
-	l.ok("rm", "origin")
+	l.ok("rm", "-f", "origin")
 	last := l.from("while it runs", other)
 	l.ok("snapshot", "rm", running, paused, ended)
 	l.answers(t, last)

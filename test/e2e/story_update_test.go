@@ -56,7 +56,7 @@ func tellReadOnly(t *testing.T, l *lab) {
 	if !i.Sandboxd.ReadOnly || len(i.Sandboxd.Tmpfs) != 2 || i.Sandboxd.ShmBytes != 32<<20 {
 		t.Errorf("inspect: %+v", i.Sandboxd)
 	}
-	l.ok("rm", id)
+	l.ok("rm", "-f", id)
 
 	// Its end is remembered as any other's.
 	id = strings.TrimSpace(l.ctl("create", "--runtime", l.runtime, "--read-only", "base", "--", "sh", "-c", "echo bye; exit 5").out)
@@ -151,7 +151,7 @@ func tellUpdate(t *testing.T, l *lab) {
 	}
 	l.ok("resume", id)
 	l.ok("exec", id, "--", "true")
-	l.ok("rm", id)
+	l.ok("rm", "-f", id)
 	l.wants(l.ctl("update", "--cpu", "1", id), 125, "no sandbox")
 	l.wants(l.ctl("update", id), 125, "nothing to change")
 }

@@ -395,7 +395,7 @@ func tellRunAtTerminal(t *testing.T, l *lab, _ string) {
 	s.says("typed\r\n")
 	s.types("\x04")
 	s.ends(0)
-	l.ok("rm", "left")
+	l.ok("rm", "-f", "left")
 }
 
 func tellRefusals(_ *testing.T, l *lab, id string) {

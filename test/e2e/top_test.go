@@ -54,7 +54,7 @@ func TestTopAndTab(t *testing.T) {
 			t.Errorf("Tab offers to resume what runs: %s", out)
 		}
 		l.countsTasks(idle)
-		l.ok("rm", busy, idle)
+		l.ok("rm", "-f", busy, idle)
 	}
 }
 

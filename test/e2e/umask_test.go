@@ -24,7 +24,7 @@ func TestUmask(t *testing.T) {
 			if out := l.ok("exec", "-u", "nobody", second, "--", "cat", "/tmp/mine"); out != "hello\n" {
 				t.Errorf("%q", out)
 			}
-			l.ok("rm", id, second)
+			l.ok("rm", "-f", id, second)
 			l.ok("snapshot", "rm", strings.TrimSpace(snap))
 		})
 	}

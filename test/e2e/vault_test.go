@@ -399,7 +399,7 @@ func (l *lab) secretIsNowhere(in *internet.Internet) {
 	}
 	has("a sandbox of a snapshot", []byte(l.ok("exec", of, "--", "sh", "-c",
 		"cat /root/answer; env; find /root /tmp /etc /opt /var/lib/opensandbox /run -xdev -type f -exec cat {} + 2>/dev/null || true")))
-	l.ok("rm", of)
+	l.ok("rm", "-f", of)
 	l.ok("snapshot", "rm", snapshot)
 	// Its files, but for those of images, and for the one that holds the pool.
 	out, err := exec.CommandContext(l.Context(), "grep", "-rlaFs", "--exclude=*.img", "--exclude-dir=layers", value, l.StateDir,

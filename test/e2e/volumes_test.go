@@ -136,7 +136,7 @@ func tellVolumeKept(t *testing.T, l *lab, _ string) {
 	if got := l.sh(id, census); got != before {
 		t.Errorf("after stop and start: %s", got)
 	}
-	l.ok("rm", id)
+	l.ok("rm", "-f", id)
 	other := runtimes[1-slices.Index(runtimes, l.runtime)]
 	again := strings.TrimSpace(l.ok("create", "--runtime", other, "-v", "data:/data", "-v", "seeded:/etc/pam.d", "base"))
 	if got := l.sh(again, census); got != before {
@@ -147,7 +147,7 @@ func tellVolumeKept(t *testing.T, l *lab, _ string) {
 	if got := l.sh(without, "ls -A /data; ls /etc/pam.d/passwd"); got != "/etc/pam.d/passwd\n" {
 		t.Errorf("a sandbox from the snapshot has %q", got)
 	}
-	l.ok("rm", again, without)
+	l.ok("rm", "-f", again, without)
 	dir := l.volumeDir("data")
 	if out := l.ok("volume", "rm", "data"); out != "data\n" {
 		t.Errorf("volume rm printed %q", out)
@@ -155,8 +155,13 @@ func tellVolumeKept(t *testing.T, l *lab, _ string) {
 	if _, err := os.Stat(dir); err == nil {
 		t.Errorf("%s is still there", dir)
 	}
-	if out := l.ok("volume", "prune", "-f"); out != "seeded\n" {
-		t.Errorf("volume prune printed %q", out)
+	l.wants(l.ctl("volume", "prune", "-f"), 0, "no volume was removed")
+	l.wants(l.ctl("system", "prune", "-f", "--volumes"), 0, "no volume was removed")
+	if out := l.ok("volume", "ls", "-q"); out != "seeded\n" {
+		t.Errorf("after a prune without -a there are %q", out)
+	}
+	if out := l.ok("volume", "prune", "-af"); out != "seeded\n" {
+		t.Errorf("volume prune -a printed %q", out)
 	}
 	l.wants(l.ctl("volume", "rm", "data"), 125, "no volume")
 }
@@ -225,7 +230,7 @@ cat /v/f /h/mounted/f`
 	if got := l.sh(id, "cat /v/f"); got != "kept\nmore\n" {
 		t.Errorf("it reads %q", got)
 	}
-	l.ok("rm", id)
+	l.ok("rm", "-f", id)
 }
 
 // tellVolumeQuota: a volume holds what it may, whoever writes.
@@ -304,7 +309,7 @@ func tellVolumeOwned(t *testing.T, l *lab, _ string) {
 	lent := l.create(t, l.with(mount("lent")))
 	heir := l.make("-v", "lent:/v", "base")
 	dir := filepath.Dir(l.volumeDir("owned"))
-	l.ok("rm", owned.ID, before.ID, lent.ID)
+	l.ok("rm", "-f", owned.ID, before.ID, lent.ID)
 	there("before", "lent")
 	settles(t, func() error { // deletes go on behind the answer, and lent's is what decides
 		v, err := l.api.Volumes().Get(t.Context(), "lent")
@@ -320,19 +325,19 @@ func tellVolumeOwned(t *testing.T, l *lab, _ string) {
 		return nil
 	})
 	l.sh(heir, "echo x >/v/f")
-	l.ok("rm", heir)
+	l.ok("rm", "-f", heir)
 	there("before", "lent")
 	// Whoever mounts it again at once gets a new one.
 	last := l.create(t, l.with(mount("again")))
 	l.sh(last.ID, "echo x >/v/f")
 	for range 3 {
-		l.ok("rm", last.ID)
+		l.ok("rm", "-f", last.ID)
 		last = l.create(t, l.with(mount("again")))
 		if out := l.sh(last.ID, "ls /v; echo x >/v/f"); out != "" {
 			t.Errorf("it has the files of the one before: %q", out)
 		}
 	}
-	l.ok("rm", last.ID)
+	l.ok("rm", "-f", last.ID)
 	there("before", "lent")
 	no := false
 	missing := mount("missing")
@@ -435,7 +440,7 @@ func tellHostPath(t *testing.T, l *lab, lent string) {
 		r := l.ctl("create", "--runtime", l.runtime, "-v", source+":/x", "base")
 		l.wants(r, 125, text)
 	}
-	l.ok("rm", id)
+	l.ok("rm", "-f", id)
 }
 
 // tellHostPathRace swaps a directory for a link to the host's /etc, all the time,

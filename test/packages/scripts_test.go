@@ -103,6 +103,14 @@ same "0.1.2-dev+v2 0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versio
 	"remove and purge": `dpkg -i p/v1.deb
 dpkg -i p/v2.deb
 used
+mkdir /srv/state/disk
+mount -t tmpfs none /srv/state/disk
+fails "nothing was stopped or removed" dpkg -P sandboxd
+same installed "$(state)" "the package after a purge that was refused"
+same "" "$(grep teardown asked || true)" "what a purge has ended that was refused"
+there /usr/bin/sandboxd /etc/sandboxd/config.toml /srv/state/sandboxd.db
+umount /srv/state/disk
+rmdir /srv/state/disk
 dpkg -r sandboxd
 same "asked: teardown --config /etc/sandboxd/config.toml" "$(cat asked)" "what the daemon was asked"
 same config-files "$(state)" "the package"

@@ -52,7 +52,7 @@ stage_1() {
   same "$(seq 60)" "$(sandboxctl command logs -f never "$cmd")" "what a command printed meanwhile"
   same "$pid" "$(systemctl show -p MainPID --value sandboxd.service)" "the daemon, which no step may end"
   step 86400
-  sandboxctl rm long
-  sandboxctl rm never
+  sandboxctl rm -f long
+  sandboxctl rm -f never
   eventually 5 nothing_left
 }

@@ -11,7 +11,7 @@ ends_with() {
   id=$(sandboxctl create "$@" || true)
   [ -n "$id" ] || { echo "no sandbox: $*"; return 1; }
   eventually 30 sh -c "sandboxctl ps -a --no-trunc | grep '^$id' | grep -q 'Failed ($reason)'"
-  sandboxctl rm "$id"
+  sandboxctl rm -f "$id"
 }
 
 # seconds COMMAND...: prints how many whole seconds the command takes.
@@ -59,7 +59,7 @@ stage_1() {
   eventually 60 sh -c "[ \$(cat $cg/memory.current) -gt $((200 << 20)) ]"
   fails "MiB of memory" sandboxctl update --memory 64Mi lim
   same 0 "$(sed -n 's/^oom_kill //p' "$cg/memory.events")" "OOM kills of a refused update"
-  sandboxctl rm lim
+  sandboxctl rm -f lim
 
   say every reason
   ends_with pids_limit --runtime runc --pids 32 base -- bash -c 'for i in $(seq 100); do sleep 60 & done; exit 1'
@@ -88,7 +88,7 @@ stage_1() {
   eventually 10 moves
   fails "memory snapshots need runtime runsc" sandboxctl snapshot create --memory still
   fails "on runtime runsc only" sandboxctl hibernate still
-  sandboxctl rm still
+  sandboxctl rm -f still
 
   say "memory snapshots: programs go on in a copy, and limits are as they were"
   counter --name warm --memory 128Mi --cpu 750m --pids 99
@@ -100,11 +100,11 @@ stage_1() {
   sandboxctl snapshot create --memory warm --name heated
   same "$limits" "$(bounds "$id")" "limits after a memory snapshot"
   same "$value 2 16777216" "$(count warm)" "what the counter says after the snapshot"
-  sandboxctl rm warm
+  sandboxctl rm -f warm
   sandboxctl create --from heated --with-memory --name copy
   same "$limits" "$(bounds "$(id_of copy)")" "limits of a copy"
   same "$value 2 16777216" "$(count copy)" "what the counter says in a copy"
-  sandboxctl rm copy
+  sandboxctl rm -f copy
   sandboxctl snapshot rm heated
   eventually 10 nothing_left
 }

@@ -42,10 +42,10 @@ limits() {
     snap=$(sandboxctl snapshot create full)
     sandboxctl create --runtime runc --from "$snap" --name copy
     same kept "$(sandboxctl exec copy -- cat /root/file)" "what was in a snapshot of $runtime"
-    sandboxctl rm copy
+    sandboxctl rm -f copy
     sandboxctl update --disk 128Mi full
     sandboxctl exec full -- dd if=/dev/zero of=/root/big bs=1M count=100
-    sandboxctl rm full
+    sandboxctl rm -f full
     sandboxctl snapshot rm "$snap"
   done
 }
@@ -83,6 +83,6 @@ stage_3() {
   systemctl reset-failed sandboxd.service
   systemctl start sandboxd.service
   sandboxctl inspect stays >/dev/null
-  sandboxctl rm stays
+  sandboxctl rm -f stays
   eventually 10 nothing_left
 }

@@ -70,7 +70,7 @@ stage_3() {
   sandboxctl resume asleep
   awake 3
   same again "$(sandboxctl run --runtime runc base -- echo again)" "a new sandbox"
-  for id in $(sandboxctl ps -a -o name); do sandboxctl rm "$id"; done
+  for id in $(sandboxctl ps -a -o name); do sandboxctl rm -f "$id"; done
   same "" "$(sandboxctl ps -a -o name)" "sandboxes left"
   same "" "$(ls /var/lib/sandboxd/pool/memory)" "images of memory left"
   eventually 5 nothing_left

@@ -137,7 +137,7 @@ stage_1() {
   grep -q . $scope/heads/cgroup.procs # a restart of the service would not end it
 
   say remove
-  sandboxctl rm lim
+  sandboxctl rm -f lim
   eventually 5 nothing_left
   scripts/uninstall.sh
   [ ! -e /run/sandboxd ]

@@ -212,13 +212,21 @@ func newImageInspect(p *command.Program) *cobra.Command {
 
 func newImagePrune(p *command.Program) *cobra.Command {
 	var o command.Output
-	var all bool
+	var all, force bool
 	cmd := &cobra.Command{
-		Use:     "prune [-a]",
-		Short:   "Remove unused layers; with -a, also images that no sandbox uses",
+		Use:   "prune [-af]",
+		Short: "Remove unused layers; with -a, also images that no sandbox uses",
+		Long: `Remove unused layers; with -a, also images that no sandbox and no snapshot uses. -a asks
+first. With -f, which it needs where nobody can be asked, it does not.`,
 		Example: `  sandboxctl image prune -a`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			if all && !force {
+				goes := []string{"all images that no sandbox and no snapshot uses"}
+				if err := command.Confirm("sandboxctl image ls", goes, nil); err != nil {
+					return err
+				}
+			}
 			p, err := cl.Images().Prune(ctx, all)
 			if err != nil {
 				return err
@@ -237,5 +245,6 @@ func newImagePrune(p *command.Program) *cobra.Command {
 	}
 	o.Flags(cmd, true)
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also remove images that no sandbox uses")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "do not ask")
 	return cmd
 }

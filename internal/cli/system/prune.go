@@ -1,7 +1,6 @@
 package system
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -27,9 +26,10 @@ func newSystemPrune(p *command.Program) *cobra.Command {
 		Use:   "prune [-af]",
 		Short: "Remove ended sandboxes, failed snapshots and unused layers; with -a, also unused images",
 		Long: `Remove sandboxes that have ended and wait for no restart, with their files, snapshots
-that failed, and unused layers; with -a, also images that no sandbox and no snapshot uses;
-with --volumes, also volumes that no sandbox has mounted. Snapshots that are ready stay:
-the table [snapshots] of the daemon's configuration limits them.
+that failed, and unused layers; with -a, also images that no sandbox and no snapshot uses.
+Snapshots that are ready stay: the table [snapshots] of the daemon's configuration limits
+them. Volumes stay: like docker's, --volumes keeps those that have a name, and here all
+have one. sandboxctl volume prune -a removes them.
 
 prune asks before it removes anything. With -f, which it needs where nobody can be asked,
 it does not.`,
@@ -37,18 +37,22 @@ it does not.`,
   sandboxctl system prune -af --filter until=24h`,
 		Args: cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
-			before, err := until(filters, volumes)
+			before, err := until(filters)
 			if err != nil {
 				return err
 			}
 			if !force {
-				if err := confirm(all, volumes, filters); err != nil {
+				if err := command.Confirm("sandboxctl system df", goes(all), filters); err != nil {
 					return err
 				}
 			}
-			report, err := cl.System().Prune(ctx, all, volumes, before)
+			report, err := cl.System().Prune(ctx, all, before)
 			if err != nil {
 				return err
+			}
+			if volumes {
+				fmt.Fprintln(os.Stderr, "sandboxctl: no volume was removed: all volumes have names, and --volumes keeps those, as docker "+
+					"does; sandboxctl volume prune -a removes those that no sandbox has mounted")
 			}
 			return printPruned(&o, report)
 		}),
@@ -57,21 +61,19 @@ it does not.`,
 	f := cmd.Flags()
 	f.BoolVarP(&all, "all", "a", false, "also remove images that no sandbox and no snapshot uses")
 	f.BoolVarP(&force, "force", "f", false, "do not ask")
-	f.BoolVar(&volumes, "volumes", false, "also remove volumes that no sandbox has mounted")
+	f.BoolVar(&volumes, "volumes", false, "for scripts made for docker; volumes that have a name stay, and all have one")
 	f.StringArrayVar(&filters, "filter", nil,
 		"until=TIME: remove only what was made before TIME: a duration such as 24h, a time or Unix seconds")
 	return cmd
 }
 
 // until reads the filters: the time before which things were made that are to go.
-func until(filters []string, volumes bool) (before time.Time, err error) {
+func until(filters []string) (before time.Time, err error) {
 	for _, f := range filters {
 		value, ok := strings.CutPrefix(f, "until=")
 		switch {
 		case !ok || value == "":
 			return before, errs.New(errs.Invalid, "--filter %q: want until=TIME, such as until=24h", text.Clip(f, 60))
-		case volumes:
-			return before, errs.New(errs.Invalid, `the filter until does not go with --volumes`)
 		}
 		if before, err = command.Since("--filter until", value, time.Now()); err != nil {
 			return before, err
@@ -80,32 +82,13 @@ func until(filters []string, volumes bool) (before time.Time, err error) {
 	return before, nil
 }
 
-// confirm says what goes and asks whether it may.
-func confirm(all, volumes bool, filters []string) error {
-	if !command.IsTerminal(os.Stdin) {
-		return errs.New(errs.Invalid, "this permanently removes ended sandboxes and their files, and more; use -f to confirm "+
-			"(`sandboxctl system df` shows what there is)")
-	}
-	w := os.Stderr // standard output is for what was removed
-	fmt.Fprintln(w, "WARNING! This will remove:\n  - all sandboxes that have ended, with their files\n  - all snapshots that failed")
-	if volumes {
-		fmt.Fprintln(w, "  - all volumes that no sandbox has mounted, with their files")
-	}
+// goes says what a prune removes.
+func goes(all bool) []string {
+	list := []string{"all sandboxes that have ended, with their files", "all snapshots that failed"}
 	if all {
-		fmt.Fprintln(w, "  - all images that no sandbox and no snapshot uses")
-	} else {
-		fmt.Fprintln(w, "  - all layers that no image uses")
+		return append(list, "all images that no sandbox and no snapshot uses")
 	}
-	if len(filters) > 0 {
-		fmt.Fprintf(w, "\n  Items to be removed will be filtered with:\n  - %s\n", text.Printable(strings.Join(filters, "\n  - ")))
-	}
-	fmt.Fprint(w, "\nAre you sure you want to continue? [y/N] ")
-	line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // without an answer it is no
-	switch strings.ToLower(strings.TrimSpace(line)) {
-	case "y", "yes":
-		return nil
-	}
-	return errs.New(errs.Invalid, "nothing was removed")
+	return append(list, "all layers that no image uses")
 }
 
 // printPruned prints as docker does, or with -q the names alone.
@@ -119,7 +102,6 @@ func printPruned(o *command.Output, r wire.SystemPruneReport) error {
 	}{
 		{"Deleted Sandboxes:", r.Sandboxes},
 		{"Deleted Snapshots:", r.Snapshots},
-		{"Deleted Volumes:", r.Volumes},
 		{"Deleted Images:", append(r.Images, r.Layers...)},
 	} {
 		if len(kind.names) == 0 {

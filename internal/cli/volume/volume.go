@@ -15,7 +15,6 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
-	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // Commands makes the commands of this room.
@@ -131,25 +130,37 @@ func newVolumeInspect(p *command.Program) *cobra.Command {
 
 func newVolumePrune(p *command.Program) *cobra.Command {
 	var (
-		o     command.Output
-		force bool
+		o          command.Output
+		all, force bool
 	)
 	cmd := &cobra.Command{
-		Use:   "prune -f",
+		Use:   "prune -a [-f]",
 		Short: "Remove every volume that no sandbox has mounted",
 		Long: `Remove every volume that no sandbox has mounted, with all files in it. A volume
-that an ended sandbox has mounted stays. prune does not ask for confirmation, so it
-requires -f.`,
-		Example: `  sandboxctl volume prune -f`,
+that an ended sandbox has mounted stays.
+
+Like docker's, prune removes volumes that have a name only with -a. All volumes have
+names here, so without -a it removes nothing. It asks first. With -f, which it needs where
+nobody can be asked, it does not.`,
+		Example: `  sandboxctl volume prune -a`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
-			if !force {
-				return errs.New(errs.Invalid, "this permanently removes every volume that no sandbox has mounted; "+
-					"use -f to confirm (`sandboxctl volume ls` shows the volumes)")
-			}
-			p, err := cl.Volumes().Prune(ctx)
-			if err != nil {
-				return err
+			var p wire.VolumePruneReport
+			if all {
+				if !force {
+					goes := []string{"all volumes that no sandbox has mounted, with their files"}
+					if err := command.Confirm("sandboxctl volume ls", goes, nil); err != nil {
+						return err
+					}
+				}
+				var err error
+				if p, err = cl.Volumes().PruneAll(ctx); err != nil {
+					return err
+				}
+			} else {
+				p.Volumes = []string{}
+				fmt.Fprintln(os.Stderr, "sandboxctl: no volume was removed: all volumes have names, and prune keeps those, as "+
+					"docker does; -a also removes named volumes that no sandbox has mounted")
 			}
 			if o.Format == command.JSON {
 				return text.JSON(os.Stdout, p)
@@ -161,6 +172,7 @@ requires -f.`,
 		}),
 	}
 	o.Flags(cmd, true)
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove the volumes without confirmation")
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "remove named volumes, too: here these are all")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "do not ask")
 	return cmd
 }

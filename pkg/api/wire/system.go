@@ -92,7 +92,7 @@ type SystemPruneReport struct {
 	Snapshots      []string `json:"snapshots"` // ids
 	Images         []string `json:"images"`    // name:tag
 	Layers         []string `json:"layers"`    // digests
-	Volumes        []string `json:"volumes"`   // names
+	Volumes        []string `json:"volumes"`   // empty since prune keeps volumes that have a name; all have one
 	BytesReclaimed int64    `json:"bytesReclaimed"`
 }
 

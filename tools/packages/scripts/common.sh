@@ -167,6 +167,38 @@ end_sandboxes() {
 	if [ -d /etc/sandboxd ]; then printf '%s\n%s\n' "$state" "$run" >$note; fi
 }
 
+# own_pool SOURCE: the daemon has mounted it as its pool.
+own_pool() {
+	image=$(cat "/sys/block/${1##*/}/loop/backing_file" 2>/dev/null || true)
+	[ "${image% (deleted)}" != "$(readlink -f "$state")/pool.img" ] || return 0
+	device=$(sed -n 's/^[[:space:]]*device[[:space:]]*=[[:space:]]*["'\'']\([^"'\'']*\).*/\1/p' $config 2>/dev/null | head -n 1)
+	[ -n "$device" ] && [ "$(readlink -f "$1")" = "$(readlink -f "$device")" ]
+}
+
+# foreign_mounts prints what is mounted below the state directory, and not by the daemon.
+foreign_mounts() {
+	awk -v a="$(readlink -f "$state")/" 'index($5, a) == 1 { for (i = 7; $i != "-"; i++); print $5, $(i + 2) }' /proc/self/mountinfo |
+		while read -r dir source; do
+			if [ "$dir" = "$(readlink -f "$state")/pool" ] && own_pool "$source"; then continue; fi
+			printf '%s ' "$dir"
+		done
+}
+
+# purgeable refuses a purge that could not end, before anything is stopped. Such a purge removes the
+# package first, and its script is the only one that can still stop it.
+purgeable() {
+	[ "$(dpkg-query -W -f '${db:Status-Want}' sandboxd 2>/dev/null)" = purge ] || return 0
+	directories
+	case $state in
+	/*/*) ;;
+	*) fail "$config: state_dir $state is no directory that only sandboxd uses, so it cannot be purged; nothing was stopped or removed." \
+		"To keep it, remove the package without a purge" ;;
+	esac
+	foreign=$(foreign_mounts)
+	[ -z "$foreign" ] || fail "file systems that sandboxd has not mounted are below $state, which a purge deletes: ${foreign% }." \
+		"Unmount them and purge again; nothing was stopped or removed. To keep $state, remove the package without a purge"
+}
+
 # remove_versions removes what this package's scripts have made below /usr/lib.
 remove_versions() {
 	rm -rf $root/versions $root/kept $root/current $root/previous $root/undo $root/upgrade.*
