@@ -30,8 +30,9 @@ state is kept beside it. FILE may be - for standard input. The daemon must be st
 sandboxes keep running.
 
 With --from, the backup is read from the target of the configuration (backup.target): "latest"
-is the newest of this host, and other names are those of "sandboxctl system backups ls". An
-encrypted backup needs the private key of one of its recipients, with --identity, or that of
+is the newest of this host, and other names are those of "sandboxctl system backups ls". If the
+target has backups of several states under the name of this host, as after it was installed again,
+"latest" is refused, and the error names the newest of each. An encrypted backup needs the private key of one of its recipients, with --identity, or that of
 backup.identity.
 
 A backup with data (backup.data) also brings back volumes, files of snapshots, and layers of images,
@@ -96,7 +97,7 @@ func (r *restoring) run(ctx context.Context, cfg *config.Config, args []string, 
 	switch {
 	case r.from != "":
 		var name string
-		if in, name, err = daemon.OpenBackup(ctx, cfg, r.from); err == nil {
+		if in, name, err = daemon.OpenBackup(ctx, cfg, ids, r.from); err == nil {
 			fmt.Fprintf(out, "reading %s from %s\n", name, cfg.Backup.Target)
 		}
 	case args[0] != "-":

@@ -126,15 +126,8 @@ func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 		return m, fmt.Errorf("%w: it is not a backup of `sandboxctl system backup`", err)
 	}
 	tr := tar.NewReader(zr)
-	if err := next(tr, manifestName, maxManifest); err != nil {
+	if m, err = readManifest(tr); err != nil {
 		return m, err
-	}
-	text, err := io.ReadAll(tr)
-	if err != nil {
-		return m, err
-	}
-	if err := json.Unmarshal(text, &m); err != nil {
-		return m, fmt.Errorf("decode its manifest: %w", err)
 	}
 	if m.Format < stateFormat || m.Format > Format {
 		return m, fmt.Errorf("it has format %d, and this sandboxd reads formats up to %d; use the sandboxd that wrote it, %q", m.Format,
@@ -165,6 +158,34 @@ func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 		return m, err
 	}
 	return m, nil
+}
+
+// readManifest reads the first member.
+func readManifest(tr *tar.Reader) (m Manifest, err error) {
+	if err := next(tr, manifestName, maxManifest); err != nil {
+		return m, err
+	}
+	text, err := io.ReadAll(tr)
+	if err != nil {
+		return m, err
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		return m, fmt.Errorf("decode its manifest: %w", err)
+	}
+	return m, nil
+}
+
+// Peek reads the manifest of a backup, which may be encrypted, and no more of it: a change of the rest
+// is not seen.
+func Peek(r io.Reader, ids Identities) (m Manifest, err error) {
+	if r, err = ids.Open(r); err != nil {
+		return m, fmt.Errorf("read backup: %w", err)
+	}
+	zr, err := gzip.NewReader(r)
+	if err != nil {
+		return m, fmt.Errorf("read backup: %w", err)
+	}
+	return readManifest(tar.NewReader(zr))
 }
 
 // next goes to the next member, which must have that name.

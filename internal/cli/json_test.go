@@ -94,6 +94,7 @@ var jsonCommands = []struct {
 	{"system backups now", object},
 	{"system backups drill", object},
 	{"system backups status", object},
+	{"system backups adopt --all", array},
 	{"system info", object},
 	{"system df", object},
 	{"system prune -f", object},
@@ -200,7 +201,9 @@ func newFixedDaemon(t *testing.T) (url string) {
 		Status:       wire.PoolStatus{Total: 3, Allocated: 1, Available: 2, Revision: "0123456789ab", Hits: 5, Misses: 1},
 	}
 	cc := agent.CodeContext{ID: "c1", Language: "python", Cwd: "/workspace"}
-	kept := wire.Backup{Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz", Owner: "a-box", TakenAt: at, Bytes: 4096, Verified: true}
+	kept := wire.Backup{
+		Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz", Owner: "a-box", TakenAt: at, Bytes: 4096, Verified: true, Whose: "own",
+	}
 	version := wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}
 	explained := wire.Explanation{
 		Target: "pypi.org:443/tcp", Verdict: wire.VerdictDeny, Rule: "default", By: "policy", Reason: "no rule allows it",
@@ -348,6 +351,7 @@ func newFixedDaemon(t *testing.T) (url string) {
 		"GET /system/backups":        {wire.BackupList{Items: []wire.Backup{kept}}},
 		"POST /system/backups":       {kept},
 		"POST /system/backups/drill": {wire.BackupDrill{Backup: kept, Sandboxes: 3, TookMillis: 40}},
+		"POST /system/backups/adopt": {wire.BackupList{Items: []wire.Backup{kept}}},
 		"GET /system/backups/status": {wire.BackupStatus{
 			Target: "/srv/backups", EverySeconds: 86400, Keep: 14,
 			Backup: wire.BackupRun{LastGood: &at, Name: kept.Name, Bytes: 4096, FailingSince: &at, LastTried: &at, Error: "it is full"},

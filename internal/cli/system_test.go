@@ -43,15 +43,21 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 	})
 	at := time.Date(2026, 11, 22, 7, 30, 0, 0, time.UTC)
 	answer("backups", wire.BackupList{Items: []wire.Backup{
-		{Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz", TakenAt: at, Bytes: 3 << 20, Verified: true},
-		{Name: "sandboxd-a-box-000002-20261123T073000Z.tar.gz", TakenAt: at.AddDate(0, 0, 1), Bytes: 1 << 20},
+		{Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz", TakenAt: at, Bytes: 3 << 20, Verified: true, Whose: "own"},
+		{Name: "sandboxd-a-box-000002-20261123T073000Z.tar.gz", TakenAt: at.AddDate(0, 0, 1), Bytes: 1 << 20, Whose: "unknown"},
 	}})
 	answer("backups/status", wire.BackupStatus{
-		Target: "/srv/backups", EverySeconds: 86400,
+		Target: "/srv/backups", Owner: "a-box-abcdefghijkl2345", Unknown: 3, EverySeconds: 86400,
 		Data: &wire.BackupData{Packs: 65, LeftOut: 2}, Backup: wire.BackupRun{
 			LastGood: &at, Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz",
 			FailingSince: &at, LastTried: &at, Error: "it is\nfull\x1b",
 		},
+	})
+	mux.HandleFunc("POST /v1/system/backups/adopt", func(w http.ResponseWriter, r *http.Request) {
+		var req wire.AdoptBackups
+		json.NewDecoder(r.Body).Decode(&req) //nolint:errcheck // the test sees what is missing
+		all := wire.BackupList{Items: []wire.Backup{{Name: strings.Join(req.Names, "+")}}}
+		json.NewEncoder(w).Encode(all) //nolint:errcheck // likewise
 	})
 	mux.HandleFunc("GET /v1/system/backup", backup)
 	mux.HandleFunc("POST /v1/system/prune", func(w http.ResponseWriter, r *http.Request) {
@@ -225,18 +231,30 @@ func TestBackups(t *testing.T) {
 	if r.code != 0 || len(lines) != 3 {
 		t.Fatalf("%+v", r)
 	}
-	for i, want := range []string{"3MiB yes", "1MiB no"} {
+	for i, want := range []string{"3MiB yes own", "1MiB no unknown"} {
 		if got := strings.Join(strings.Fields(lines[i+1]), " "); !strings.HasSuffix(got, want) {
 			t.Errorf("%q, want %q at its end", got, want)
 		}
 	}
 	r = d.run(t, "system", "backups", "status")
 	for _, want := range []string{
-		"/srv/backups\nbackup  every 24h0m0s; ", "drill   on request; none yet", "in 65 packs",
+		"/srv/backups\nowner   a-box-abcdefghijkl2345\nbackup  every 24h0m0s; ", "drill   on request; none yet",
+		"in 65 packs", "unknown 3 backups",
 		"2 volumes and snapshots could not be read", "check   packs", "sandboxd-a-box-000001-", "fails since ", "it is\n", `full\x1b`,
 	} {
 		if r.code != 0 || !strings.Contains(r.out, want) {
 			t.Errorf("%q is missing: %+v", want, r)
+		}
+	}
+	for args, want := range map[string]string{"x y": "x+y", "--all": ""} {
+		r := d.run(t, append([]string{"system", "backups", "adopt", "-o", "name"}, strings.Fields(args)...)...)
+		if r.code != 0 || strings.TrimSpace(r.out) != want {
+			t.Errorf("adopt %s: %+v", args, r)
+		}
+	}
+	for _, args := range []string{"", "--all x"} {
+		if r := d.run(t, append([]string{"system", "backups", "adopt"}, strings.Fields(args)...)...); r.code == 0 {
+			t.Errorf("adopt %s: %+v", args, r)
 		}
 	}
 }

@@ -17,19 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/backup"
-	"github.com/sandboxd/sandboxd/internal/backup/chunks"
 	"github.com/sandboxd/sandboxd/internal/backup/contents"
 	"github.com/sandboxd/sandboxd/internal/backup/schedule"
 	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/durable"
-	"github.com/sandboxd/sandboxd/internal/sealed"
-	"github.com/sandboxd/sandboxd/pkg/api"
-	"github.com/sandboxd/sandboxd/pkg/api/spec"
-	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/netns"
-	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
@@ -143,8 +137,9 @@ func restoreData(ctx context.Context, cfg *config.Config, to target.Target, data
 }
 
 // OpenBackup opens a backup on the target of the configuration: the newest of this host
-// (target.Latest), or the one of that name. Reading it to its end fails if it was changed.
-func OpenBackup(ctx context.Context, cfg *config.Config, name string) (r io.ReadCloser, found string, err error) {
+// (target.Latest), or the one of that name. Reading it to its end fails if it was changed. It refuses to
+// choose between those of several states; ids open those of which only their content says whose they are.
+func OpenBackup(ctx context.Context, cfg *config.Config, ids backup.Identities, name string) (r io.ReadCloser, found string, err error) {
 	to, err := cfg.Backup.Open()
 	if err == nil && to == nil {
 		err = schedule.Unconfigured()
@@ -152,7 +147,7 @@ func OpenBackup(ctx context.Context, cfg *config.Config, name string) (r io.Read
 	if err != nil {
 		return nil, "", err
 	}
-	b, err := target.Find(ctx, to, ownerOf(cfg), name)
+	b, err := schedule.Pick(ctx, to, whoseOf(cfg), ids, name)
 	if err != nil {
 		return nil, "", err
 	}
@@ -268,160 +263,6 @@ func noRoom(err error) error {
 			"space there and try again")
 	}
 	return err
-}
-
-// openBackups makes the keeper of backups, if the configuration names a target for them.
-func openBackups(d *Daemon, version string) error {
-	c := d.cfg.Backup
-	removeDrills(d)
-	to, err := c.Open()
-	if err != nil || to == nil {
-		return err
-	}
-	recipients, err := backup.ParseRecipients(c.Encrypt)
-	if err != nil {
-		return err
-	}
-	d.backups = schedule.New(schedule.Config{
-		Target:     to,
-		Every:      time.Duration(c.Every),
-		Keep:       schedule.Limits{Count: c.Keep, Age: time.Duration(c.MaxAge)},
-		Recipients: recipients,
-		Owner:      ownerOf(d.cfg),
-		Dir:        d.cfg.StateDir,
-		Take: func(ctx context.Context, to *chunks.Session) (*os.File, *backup.Data, error) {
-			f, data, err := (&system{Daemon: d, version: version}).backup(ctx, to)
-			return f, data, noRoom(err)
-		},
-		Data:  dataStore(d, to, recipients),
-		Low:   true,
-		Trial: trialOf(d.cfg),
-		Log:   d.log,
-		Tell:  func(kind, message string) { sandbox.Tell(d.manager, kind, "", message) },
-	})
-	return nil
-}
-
-// dataStore is where the data of backups goes; nil if they have none.
-func dataStore(d *Daemon, to target.Target, recipients backup.Recipients) *chunks.Store {
-	if !d.cfg.Backup.Data {
-		return nil
-	}
-	return &chunks.Store{
-		Target: to, Owner: ownerOf(d.cfg), Sealer: recipients.Sealer(d.cfg.Backup.Encrypt),
-		Journal: filepath.Join(d.cfg.StateDir, "backups.journal"), Log: d.log,
-	}
-}
-
-// trialOf is what it takes to try a backup on this host.
-func trialOf(cfg *config.Config) schedule.Trial {
-	return schedule.Trial{
-		Every:      time.Duration(cfg.Backup.Drill),
-		Here:       placeOf(cfg),
-		Identities: cfg.Backup.Identities,
-		Key:        func() (*sealed.Key, error) { return openKey(cfg, false) },
-	}
-}
-
-// ownerOf is whose backups on a target are this host's.
-func ownerOf(cfg *config.Config) string {
-	host, _ := os.Hostname()
-	return target.Owner(cfg.Instance.String(), host)
-}
-
-var _ api.Backups = backups{}
-
-// backups is a Keeper as the API has it; it may be nil.
-type backups struct{ *schedule.Keeper }
-
-// List lists the backups on the target.
-func (b backups) List(ctx context.Context) (out []wire.Backup, err error) {
-	if b.Keeper == nil {
-		return nil, schedule.Unconfigured()
-	}
-	all, err := b.Keeper.List(ctx)
-	if err != nil {
-		return nil, unreached("list the backups", err)
-	}
-	for _, one := range all {
-		out = append(out, wireBackup(one))
-	}
-	return out, nil
-}
-
-func wireBackup(b target.Backup) wire.Backup {
-	return wire.Backup{Name: b.Name, Owner: b.Owner, TakenAt: b.Taken, Bytes: max(0, b.Bytes), Encrypted: b.Encrypted, Verified: b.Whole}
-}
-
-// Now takes a backup.
-func (b backups) Now(ctx context.Context) (wire.Backup, error) {
-	if b.Keeper == nil {
-		return wire.Backup{}, schedule.Unconfigured()
-	}
-	one, err := b.Backup(ctx)
-	if err != nil {
-		return wire.Backup{}, unreached("", err)
-	}
-	return wireBackup(one), nil
-}
-
-// Drill restores the newest backup into a directory of its own.
-func (b backups) Drill(ctx context.Context) (wire.BackupDrill, error) {
-	if b.Keeper == nil {
-		return wire.BackupDrill{}, schedule.Unconfigured()
-	}
-	d, err := b.Keeper.Drill(ctx)
-	if err != nil {
-		return wire.BackupDrill{}, unreached("", err)
-	}
-	return wire.BackupDrill{
-		Backup: wireBackup(d.Backup), Sandboxes: d.State.Sandboxes, Images: d.State.Images, Secrets: d.State.Secrets,
-		TookMillis: d.Took.Milliseconds(),
-	}, nil
-}
-
-// Status says how the last runs went.
-func (b backups) Status() (wire.BackupStatus, error) {
-	if b.Keeper == nil {
-		return wire.BackupStatus{}, schedule.Unconfigured()
-	}
-	s := b.Keeper.Status()
-	return wire.BackupStatus{
-		Data: b.data(s), Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
-		MaxAgeSeconds: int64(b.Keep.Age.Seconds()), Encrypted: b.Recipients != nil, Backup: wireRun(s.Backup),
-		DrillSeconds: int64(b.Trial.Every.Seconds()), Drill: wireRun(s.Drill),
-	}, nil
-}
-
-// data is what is known of data; nil if backups have none.
-func (b backups) data(s schedule.Status) *wire.BackupData {
-	if b.Keeper.Data == nil {
-		return nil
-	}
-	d := &wire.BackupData{Check: wireRun(s.Check)}
-	if run := s.Backup.Good.Data; run != nil {
-		d.Bytes, d.SentBytes, d.Packs, d.LeftOut = run.Bytes, run.Sent, run.Packs, run.Left
-	}
-	return d
-}
-
-// unreached is an error of the target, or of what is on it, for an admin. It may work later.
-func unreached(what string, err error) error {
-	if code := errs.CodeOf(err); code != errs.Internal {
-		return errs.New(code, "%v", err)
-	}
-	if what != "" {
-		err = fmt.Errorf("%s: %w", what, err)
-	}
-	return errs.New(errs.Unavailable, "%v", err)
-}
-
-func wireRun(h schedule.History) (r wire.BackupRun) {
-	r.LastGood, r.Name, r.Bytes = spec.Moment(h.Good.Time), h.Good.Name, h.Good.Bytes
-	if !h.Since.IsZero() {
-		r.FailingSince, r.LastTried, r.Error = spec.Moment(h.Since), spec.Moment(h.Last.Time), h.Last.Error
-	}
-	return r
 }
 
 // noSweep says why the sweep may erase nothing; empty: it may.

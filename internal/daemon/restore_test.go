@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 // TestDrillKilled: the next daemon removes the copy of the state that a drill left, also without a target.
@@ -23,8 +24,12 @@ func TestDrillKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d := &Daemon{cfg: &config.Config{StateDir: dir}, log: slog.New(slog.DiscardHandler)}
-	if err := openBackups(d, ""); err != nil {
+	db, err := store.Open(filepath.Join(t.TempDir(), "sandboxd.db"), store.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &Daemon{cfg: &config.Config{StateDir: dir}, log: slog.New(slog.DiscardHandler), store: db}
+	if err := errors.Join(openBackups(d, ""), db.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := filepath.Glob(dir + "/*"); err != nil || !slices.Equal(left, []string{dir + "/blobs"}) {

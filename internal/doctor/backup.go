@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/backup/schedule"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // backups checks that the last backup of the timer is not too old.
@@ -76,6 +77,11 @@ func (h *host) backups() Finding {
 	}
 	if why := s.Backup.Last.Error; why != "" {
 		last += fmt.Sprintf("; since %s it fails: %s", s.Backup.Since.Format(time.RFC3339), why)
+	}
+	if n := s.Unknown.Count; n > 0 && !s.Backup.Late(every, h.now()) {
+		return warn("`sandboxctl system backups ls` lists them; if no other host writes them, `sandboxctl system backups adopt --all` "+
+			"makes them count", "the target has %s under the name of this host that this state has not written, such as %s: they are not "+
+			"counted, and never removed; %s", errs.Count(n, "backup", "backups"), s.Unknown.Newest, last)
 	}
 	if s.Backup.Late(every, h.now()) {
 		return warn(mend, "%s; there should be one every %s", last, every)

@@ -50,6 +50,7 @@ type Backup struct {
 	DataBytes, DataSent int64 // of the last that succeeded: of data, and what of it was sent
 	DataLeft            int   // volumes and snapshots that could not be read for it
 	CheckFails          bool  // packs are missing or bad
+	Unknown             int   // backups under the name of this host that another state has written
 }
 
 // Pool is a pool of ready sandboxes.
@@ -81,7 +82,7 @@ type looker struct {
 
 	members, poolWork, poolSeconds, left, notice, pressure *prometheus.Desc
 
-	backupEvery, backupGood, backupBytes, backupFailed, drillGood, drillFails, dataBytes, dataSent, dataLeft,
+	backupEvery, backupGood, backupBytes, backupFailed, drillGood, drillFails, dataBytes, dataSent, dataLeft, backupUnknown,
 	checkFails *prometheus.Desc
 
 	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, names, failed *prometheus.Desc
@@ -117,6 +118,8 @@ func newLooker(look func() (Look, error)) *looker {
 		dataBytes:  d("backup_data_bytes", "Size of the volumes, snapshots and layers in the last backup that was stored."),
 		dataSent:   d("backup_data_sent_bytes", "Bytes of data that the last backup sent."),
 		dataLeft:   d("backup_data_left_out", "Volumes and snapshots that could not be read for the last backup."),
+		backupUnknown: d("backup_unknown",
+			"Backups on the target under the name of this host that another state has written; they are not counted."),
 		checkFails: d("backup_check_failed", "1 if the last comparison of packs with their checksums found a bad one."),
 
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
@@ -136,7 +139,7 @@ func newLooker(look func() (Look, error)) *looker {
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		l.members, l.poolWork, l.poolSeconds, l.left, l.notice, l.pressure,
-		l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed, l.drillGood, l.drillFails, l.dataBytes,
+		l.backupUnknown, l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed, l.drillGood, l.drillFails, l.dataBytes,
 		l.dataSent, l.dataLeft, l.checkFails,
 		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.names,
 		l.failed,
@@ -212,6 +215,7 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 		fails = 1
 	}
 	gauge(l.checkFails, fails)
+	gauge(l.backupUnknown, float64(v.Backup.Unknown))
 	gauge(l.dataBytes, float64(v.Backup.DataBytes))
 	gauge(l.dataSent, float64(v.Backup.DataSent))
 	gauge(l.dataLeft, float64(v.Backup.DataLeft))

@@ -149,6 +149,8 @@ type (
 		Now(ctx context.Context) (wire.Backup, error)
 		// Drill restores the newest backup beside the state. The error says why it cannot be.
 		Drill(ctx context.Context) (wire.BackupDrill, error)
+		// Adopt makes backups of other states count; without names, all that are unknown.
+		Adopt(ctx context.Context, names []string) ([]wire.Backup, error)
 	}
 	// Network knows what the network refuses sandboxes, and why. (internal/daemon)
 	Network interface {

@@ -169,6 +169,7 @@ func (s *Server) hostTable() []route {
 		{"GET", "/system/backups", admin, s.backups.list}, // admin: they name directories of the host
 		{"POST", "/system/backups", admin, s.backups.now},
 		{"POST", "/system/backups/drill", admin, s.backups.drill},
+		{"POST", "/system/backups/adopt", admin, s.backups.adopt},
 		{"GET", "/system/backups/status", admin, s.backups.status},
 
 		{"POST", "/metrics/events", viewer, noTelemetry},

@@ -323,6 +323,21 @@ func (b *backupHandlers) drill(w http.ResponseWriter, r *http.Request) error {
 	return answerOf(w, b, http.StatusOK, func(k Backups) (wire.BackupDrill, error) { return k.Drill(context.WithoutCancel(r.Context())) })
 }
 
+// adopt makes backups of other states count.
+func (b *backupHandlers) adopt(w http.ResponseWriter, r *http.Request) error {
+	var req wire.AdoptBackups
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	if req.All == (len(req.Names) > 0) {
+		return errs.New(errs.Invalid, "adopt: want either the names of backups, or all")
+	}
+	return answerOf(w, b, http.StatusOK, func(k Backups) (wire.BackupList, error) {
+		all, err := k.Adopt(r.Context(), req.Names)
+		return wire.BackupList{Items: append([]wire.Backup{}, all...)}, err
+	})
+}
+
 // answerOf answers with what ask returns.
 func answerOf[T any](w http.ResponseWriter, b *backupHandlers, status int, ask func(Backups) (T, error)) error {
 	k, err := b.backups()

@@ -128,7 +128,9 @@ func TestPrune(t *testing.T) {
 type fakeBackups struct{ full bool }
 
 func (fakeBackups) one() wire.Backup {
-	return wire.Backup{Name: "sandboxd-t-h-000001-20261127T120000Z.tar.gz", Owner: "t-h", TakenAt: time.Unix(0, 0).UTC(), Verified: true}
+	return wire.Backup{
+		Name: "sandboxd-t-h-000001-20261127T120000Z.tar.gz", Owner: "t-h", TakenAt: time.Unix(0, 0).UTC(), Verified: true, Whose: "own",
+	}
 }
 
 func (f fakeBackups) List(context.Context) ([]wire.Backup, error) { return []wire.Backup{f.one()}, nil }
@@ -142,6 +144,13 @@ func (f fakeBackups) Now(ctx context.Context) (wire.Backup, error) {
 		return wire.Backup{}, errs.New(errs.Unavailable, "/srv is full")
 	}
 	return f.one(), ctx.Err()
+}
+
+func (f fakeBackups) Adopt(_ context.Context, names []string) ([]wire.Backup, error) {
+	if f.full || len(names) > 1 {
+		return nil, errs.New(errs.NotFound, "there is none")
+	}
+	return []wire.Backup{f.one()}, nil
 }
 
 func (f fakeBackups) Drill(ctx context.Context) (wire.BackupDrill, error) {
@@ -167,6 +176,13 @@ func TestBackups(t *testing.T) {
 	} {
 		if a := w.do(c.method, "/v1"+c.path, ""); a.StatusCode != c.status || !strings.Contains(string(a.body), c.says) {
 			t.Errorf("%s %s: %d %s", c.method, c.path, a.StatusCode, a.body)
+		}
+	}
+	for body, status := range map[string]int{
+		`{"all":true}`: 200, `{"names":["a"]}`: 200, `{"names":["a","b"]}`: 404, `{}`: 400, `{"names":["a"],"all":true}`: 400,
+	} {
+		if a := w.do("POST", "/v1/system/backups/adopt", body); a.StatusCode != status {
+			t.Errorf("adopt %s: %d %s", body, a.StatusCode, a.body)
 		}
 	}
 	w = newWorld(t, func(c *Config) { c.Backups = fakeBackups{true} })

@@ -80,6 +80,16 @@ func (c System) BackupNow(ctx context.Context) (b wire.Backup, err error) {
 	return b, err
 }
 
+// AdoptBackups makes backups of other states count as the daemon's: those of names, which may be owners
+// of backups, or without any, all that are unknown. It returns those that it has adopted.
+func (c System) AdoptBackups(ctx context.Context, names []string) ([]wire.Backup, error) {
+	var l wire.BackupList
+	err := c.do(ctx, request{
+		method: http.MethodPost, path: "/system/backups/adopt", json: wire.AdoptBackups{Names: names, All: len(names) == 0}, patient: true,
+	}, &l)
+	return l.Items, err
+}
+
 // BackupDrill tries whether the newest backup can be restored. The error says why it cannot.
 func (c System) BackupDrill(ctx context.Context) (d wire.BackupDrill, err error) {
 	err = c.do(ctx, request{method: http.MethodPost, path: "/system/backups/drill", patient: true}, &d)

@@ -27,7 +27,7 @@ var migrations = []migration{
 				return err
 			}
 		}
-		return nil
+		return putIdentity(tx, NewBackupIdentity(""))
 	},
 	1: func(tx *bbolt.Tx) error { // a new number: a release without snapshots would remove the layers below them
 		_, err := tx.CreateBucketIfNotExists(bucketSnapshots)

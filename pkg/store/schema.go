@@ -76,6 +76,10 @@ func (db *DB) prepare(slots int) error {
 		if _, err := tx.CreateBucketIfNotExists(bucketPools); err != nil {
 			return err
 		}
+		var err error
+		if db.identity, err = openIdentity(tx); err != nil {
+			return err
+		}
 		return queueSlots(tx, slots)
 	})
 	if err != nil {

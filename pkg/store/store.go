@@ -3,7 +3,7 @@
 // records of snapshots, what requests have made, API keys, named volumes, policies and
 // the secrets of sandboxes.
 //
-//	meta       schema, pool, restored
+//	meta       schema, pool, restored, whose backups are whose
 //	sandboxes  id        -> record, JSON
 //	names      name      -> id, of records that are not being deleted
 //	slots      slot      -> id, the slots in use
@@ -109,6 +109,8 @@ type DB struct {
 	policyShelf
 	secretShelf
 	poolShelf
+
+	identity BackupIdentity
 }
 
 // Open opens or makes the store at path. Its directory must exist. It fails when

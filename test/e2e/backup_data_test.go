@@ -59,10 +59,13 @@ func TestBackupData(t *testing.T) {
 		t.Fatalf("%+v, %v", snap, err)
 	}
 	var sent [2]int64
+	var newest string
 	for i := range sent {
-		if _, err := api.BackupNow(t.Context()); err != nil {
+		b, err := api.BackupNow(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
+		newest = b.Name
 		s, err := api.BackupStatus(t.Context())
 		if err != nil || s.Data == nil || s.Data.LeftOut > 0 || s.Data.Bytes < 3_000_000 {
 			t.Fatalf("%+v, %v", s, err)
@@ -105,8 +108,25 @@ func TestBackupData(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// The host was installed again, and has stored an empty backup before anybody restores.
+	h.Start()
+	empty, err := api.BackupNow(t.Context())
+	if err != nil || !strings.Contains(empty.Name, "-000003-") {
+		t.Fatalf("%+v, %v", empty, err)
+	}
+	if s, err := api.BackupStatus(t.Context()); err != nil || s.Unknown != 2 || s.Owner != empty.Owner {
+		t.Errorf("%+v, %v", s, err)
+	}
+	unmount()
+	said, err = h.restore(t, "--from", "latest")
+	if err == nil || !strings.Contains(said, "several states") || !strings.Contains(said, newest) || !strings.Contains(said, empty.Name) {
+		t.Errorf("a restore of the latest of two states: %v\n%s", err, said)
+	}
+	if err := errors.Join(os.RemoveAll(state), os.Mkdir(state, 0o700)); err != nil {
+		t.Fatal(err)
+	}
 	for _, want := range []string{"restored ", "stays as it is"} { // also a second time
-		if said, err := h.restore(t, "--from", "latest"); err != nil || !strings.Contains(said, want) {
+		if said, err := h.restore(t, "--from", newest); err != nil || !strings.Contains(said, want) {
 			t.Fatalf("%v\n%s", err, said)
 		}
 	}
@@ -114,6 +134,9 @@ func TestBackupData(t *testing.T) {
 		t.Fatalf("%v\n%s", err, said)
 	}
 	h.Start()
+	if adopted, err := api.AdoptBackups(t.Context(), nil); err != nil || len(adopted) != 1 || adopted[0].Whose != "adopted" {
+		t.Errorf("the empty one is adopted: %+v, %v", adopted, err)
+	}
 	r := mounting()
 	r.Image, r.SnapshotID = nil, snap.ID
 	again := h.create(t, r)

@@ -71,7 +71,7 @@ func TestBadContent(t *testing.T) {
 	must(t, err)
 	b[packHead+(len(b)-packHead)/2] ^= 1 // a pack may be small
 	sum := sha256.Sum256(b)
-	name := target.PackName(s.Owner, hex.EncodeToString(sum[:]), false)
+	name := target.PackName(s.Whose.Owner(), hex.EncodeToString(sum[:]), false)
 	must(t, os.WriteFile(filepath.Join(s.Target.String(), name), b, 0o600))
 	c.Packs[0].Name = name
 	if b, err := readAll(t, s, c, ids[0]); err == nil || !strings.Contains(err.Error(), name) {
@@ -111,10 +111,10 @@ func TestJournal(t *testing.T) {
 func TestPrune(t *testing.T) {
 	s := newStore(t)
 	other := *s
-	other.Owner, other.Journal = "b-box", filepath.Join(t.TempDir(), "journal")
+	other.Whose.ID, other.Journal = strings.Repeat("b", 16), filepath.Join(t.TempDir(), "journal")
 	theirs, ids, _ := save(t, &other, content(10, 1<<20))
 	save(t, s, content(11, 1<<20))
-	n, size, err := Prune(t.Context(), s.Target, s.Owner, func() (map[string]bool, error) { return nil, nil })
+	n, size, err := Prune(t.Context(), s.Target, s.Whose, func() (map[string]bool, error) { return nil, nil })
 	if err != nil || n == 0 || size == 0 || len(packFiles(t, s)) != 0 {
 		t.Errorf("%d packs of %d bytes are removed, %v", n, size, err)
 	}

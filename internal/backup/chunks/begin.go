@@ -20,7 +20,7 @@ type usage struct {
 
 // Begin reads the journal, and looks which packs the target still has.
 func (s *Store) Begin(ctx context.Context) (_ *Session, err error) {
-	there, err := packsOf(ctx, s.Target, s.Owner)
+	there, err := packsOf(ctx, s.Target, s.Whose)
 	if err != nil {
 		return nil, err
 	}
@@ -44,15 +44,15 @@ func (s *Store) Begin(ctx context.Context) (_ *Session, err error) {
 	return n, nil
 }
 
-// packsOf lists the packs of an owner, with their bytes.
-func packsOf(ctx context.Context, t target.Target, owner string) (map[string]int64, error) {
+// packsOf lists the packs of a state, with their bytes.
+func packsOf(ctx context.Context, t target.Target, w target.Whose) (map[string]int64, error) {
 	all, err := t.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	there := map[string]int64{}
 	for _, o := range all {
-		if p, ok := target.ParsePack(o.Name); ok && p.Owner == owner {
+		if p, ok := target.ParsePack(o.Name); ok && w.OwnsPacks(p.Owner) {
 			there[o.Name] = o.Bytes
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"filippo.io/age"
 
 	"github.com/sandboxd/sandboxd/internal/backup/target"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 // content are bytes that compress to about a half.
@@ -38,8 +39,8 @@ func directory(t testing.TB) target.Target {
 func newStore(t testing.TB) *Store {
 	t.Helper()
 	return &Store{
-		Target: directory(t), Owner: "a-box", Journal: filepath.Join(t.TempDir(), "journal"), Log: slog.New(slog.DiscardHandler),
-		full: 1 << 20,
+		Target: directory(t), Whose: target.Whose{Label: "a-box", BackupIdentity: store.BackupIdentity{ID: "aaaaaaaaaaaaaaaa"}},
+		Journal: filepath.Join(t.TempDir(), "journal"), Log: slog.New(slog.DiscardHandler), full: 1 << 20,
 	}
 }
 
@@ -203,7 +204,7 @@ func TestKeyed(t *testing.T) {
 // packFiles are the packs in the directory of a target.
 func packFiles(t *testing.T, s *Store) []string {
 	t.Helper()
-	all, err := filepath.Glob(filepath.Join(s.Target.String(), "sandboxd-a-box-pack-*"))
+	all, err := filepath.Glob(filepath.Join(s.Target.String(), "sandboxd-"+s.Whose.Owner()+"-pack-*"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +228,7 @@ func TestWornPacks(t *testing.T) {
 	for _, p := range c.Packs {
 		keep[p.Name] = true
 	}
-	n, _, err := Prune(t.Context(), s.Target, s.Owner, func() (map[string]bool, error) { return keep, nil })
+	n, _, err := Prune(t.Context(), s.Target, s.Whose, func() (map[string]bool, error) { return keep, nil })
 	if err != nil || n == 0 || len(packFiles(t, s)) != before-n || len(packFiles(t, s)) != len(c.Packs) {
 		t.Errorf("%d of %d packs are removed, %v", n, before, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -12,10 +13,10 @@ import (
 	"github.com/sandboxd/sandboxd/internal/failpoint"
 )
 
-// Prune removes the packs of an owner that are not needed, and returns how many and how large they
+// Prune removes the packs of a state that are not needed, and returns how many and how large they
 // were. It asks for those that are needed if there are any. Packs of others stay.
-func Prune(ctx context.Context, t target.Target, owner string, needed func() (map[string]bool, error)) (n int, bytes int64, err error) {
-	there, err := packsOf(ctx, t, owner)
+func Prune(ctx context.Context, t target.Target, w target.Whose, needed func() (map[string]bool, error)) (n int, bytes int64, err error) {
+	there, err := packsOf(ctx, t, w)
 	if err != nil || len(there) == 0 {
 		return 0, 0, err
 	}
@@ -77,4 +78,26 @@ func unnamed(dir string) (*os.File, error) {
 		return nil, fmt.Errorf("make a file in %s: %w", dir, err)
 	}
 	return f, nil
+}
+
+// Known are the names of the packs in the journal: this host has sent them.
+func (s *Store) Known() (map[string]bool, error) {
+	f, err := os.Open(s.Journal)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the journal of backups: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // read only
+	names := map[string]bool{}
+	_, err = readJournal(f, func(k kind, b []byte) error {
+		if k != packRecord {
+			return nil
+		}
+		p, err := decodePacked(b)
+		names[p.Name] = true
+		return err
+	})
+	return names, err
 }

@@ -23,7 +23,7 @@ import (
 // A Store is where this host keeps its chunks.
 type Store struct {
 	Target  target.Target
-	Owner   string // of the packs (target.Owner)
+	Whose   target.Whose // whose packs are used, and who writes them
 	Sealer  Sealer
 	Journal string // a file; it is secret
 	Log     *slog.Logger
@@ -179,7 +179,7 @@ func (n *Session) flush(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	name := target.PackName(n.s.Owner, sum, n.s.Sealer.on())
+	name := target.PackName(n.s.Whose.Owner(), sum, n.s.Sealer.on())
 	if err := failpoint.Pass("backup:send"); err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/snapshottest"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 func TestMain(m *testing.M) { snapshottest.Main(m) }
@@ -70,7 +71,8 @@ func TestRestore(t *testing.T) {
 			to, err := target.Parse(t.TempDir(), target.Options{})
 			must(t, err)
 			store := &chunks.Store{
-				Target: to, Owner: "a-box", Journal: filepath.Join(t.TempDir(), "journal"), Log: slog.New(slog.DiscardHandler),
+				Target: to, Whose: target.Whose{Label: "a-box", BackupIdentity: store.NewBackupIdentity("")},
+				Journal: filepath.Join(t.TempDir(), "journal"), Log: slog.New(slog.DiscardHandler),
 			}
 			h := Host{
 				Files: e.Store, Layers: []string{e.Layer}, Spool: t.TempDir(), Log: store.Log,

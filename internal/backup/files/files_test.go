@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/backup/chunks"
 	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 func must(t *testing.T, errs ...error) {
@@ -35,7 +36,10 @@ func newStore(t *testing.T) *chunks.Store {
 	t.Helper()
 	d, err := target.Parse(t.TempDir(), target.Options{})
 	must(t, err)
-	return &chunks.Store{Target: d, Owner: "a-box", Journal: filepath.Join(t.TempDir(), "journal"), Log: slog.New(slog.DiscardHandler)}
+	return &chunks.Store{
+		Target: d, Whose: target.Whose{Label: "a-box", BackupIdentity: store.NewBackupIdentity("")},
+		Journal: filepath.Join(t.TempDir(), "journal"), Log: slog.New(slog.DiscardHandler),
+	}
 }
 
 func plain(r io.Reader) (io.Reader, error) { return r, nil }

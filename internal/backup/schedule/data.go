@@ -39,6 +39,7 @@ func (d *DataRun) text() string {
 func (k *Keeper) takeData(ctx context.Context) (f *os.File, packs []string, run *DataRun, err error) {
 	var data *backup.Data
 	var stats chunks.Stats
+	k.Data.Whose = k.Whose()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -59,6 +60,12 @@ func (k *Keeper) takeData(ctx context.Context) (f *os.File, packs []string, run 
 			err = errors.Join(err, f.Close())
 		}
 		return nil, nil, nil, err
+	}
+	if lost, err := data.Catalog.Lost(ctx, k.Target); err != nil || len(lost) > 0 {
+		if err == nil {
+			err = fmt.Errorf("%d packs that it needs were removed meanwhile, such as %s: another daemon writes there", len(lost), lost[0])
+		}
+		return nil, nil, nil, errors.Join(err, f.Close())
 	}
 	run = &DataRun{Bytes: data.Bytes(), Sent: stats.Sent, Packs: len(data.Catalog.Packs), Left: len(data.Left)}
 	packs = []string{}
@@ -82,10 +89,16 @@ func low() {
 	unix.Syscall(unix.SYS_IOPRIO_SET, who, uintptr(tid), uintptr(last)) //nolint:errcheck // likewise
 }
 
-// prune removes the packs that none of the backups needs. If it is not known what one of them needs,
-// none is removed.
+// prune removes the packs that none of the backups on the target needs. If it is not known what one of
+// them needs, none is removed.
 func (k *Keeper) prune(ctx context.Context, all []target.Backup) error {
-	n, bytes, err := chunks.Prune(ctx, k.Target, k.Owner, func() (map[string]bool, error) { return k.needed(ctx, all) })
+	w := k.Whose()
+	n, bytes, err := chunks.Prune(ctx, k.Target, w, func() (map[string]bool, error) {
+		if len(w.Packs) == 0 { // else others may have been sent with packs of a common past
+			all = slices.DeleteFunc(slices.Clone(all), func(b target.Backup) bool { return w.Of(b) == target.Other })
+		}
+		return k.needed(ctx, all)
+	})
 	if n > 0 {
 		k.Log.Info("packs removed that no backup needs", "packs", n, "bytes", bytes)
 	}
@@ -143,10 +156,10 @@ func (k *Keeper) Check(ctx context.Context) (n int, err error) {
 	if err != nil {
 		run.Error = err.Error()
 	}
-	k.mu.Lock()
-	k.status.After = after
-	k.mu.Unlock()
-	k.note(func(s *Status) *History { return &s.Check }, run)
+	k.note(func(s *Status) *History {
+		s.After = after
+		return &s.Check
+	}, run)
 	if err != nil {
 		k.Log.Error("packs of backups are bad: backups that need them cannot be restored whole; the next one sends what was in them again",
 			"target", k.Target.String(), "err", err)
@@ -158,11 +171,11 @@ func (k *Keeper) Check(ctx context.Context) (n int, err error) {
 
 // check goes on after a name. Bad packs do not end it.
 func (k *Keeper) check(ctx context.Context, after string) (n int, last string, err error) {
-	all, err := k.own(ctx)
+	mine, _, err := k.own(ctx)
 	if err != nil {
 		return 0, after, err
 	}
-	need, err := k.needed(ctx, all)
+	need, err := k.needed(ctx, mine)
 	if err != nil {
 		return 0, after, err
 	}

@@ -58,7 +58,7 @@ func (h *host) write(name string, n int) {
 func (h *host) comesBack(name string) error {
 	h.t.Helper()
 	ctx := h.t.Context()
-	b, err := target.Find(ctx, h.Target, h.Owner, name)
+	b, err := target.Find(ctx, h.Target, h.Whose(), name)
 	must(h.t, err)
 	r, err := target.Open(ctx, h.Target, b.Name)
 	must(h.t, err)
@@ -169,8 +169,7 @@ func packsIn(t *testing.T, h *host) []string {
 func TestDataOfOthers(t *testing.T) {
 	a := newDataHost(t, Config{Keep: Limits{Count: 1}})
 	b := newDataHost(t, Config{Keep: Limits{Count: 1}, Target: a.Target})
-	b.Owner = target.Owner("b", "box")
-	b.Data.Owner = b.Owner
+	b.Label = target.Label("b", "box")
 	for range 3 {
 		for _, h := range []*host{a, b} {
 			h.write("small", 100)
@@ -188,7 +187,7 @@ func TestDataOfOthers(t *testing.T) {
 	_, err = a.Backup(t.Context())
 	must(t, err)
 	for _, f := range packsIn(t, a) {
-		if p, _ := target.ParsePack(filepath.Base(f)); p.Owner == a.Owner {
+		if p, _ := target.ParsePack(filepath.Base(f)); p.Owner == a.Whose().Owner() {
 			t.Errorf("nothing needs %s", f)
 		}
 	}
@@ -338,7 +337,7 @@ func TestDataKilled(t *testing.T) {
 			if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			before, err := target.Find(t.Context(), h.Target, h.Owner, target.Latest)
+			before, err := target.Find(t.Context(), h.Target, h.Whose(), target.Latest)
 			must(t, err)
 			next := reopen(t, h)
 			if err := next.comesBack(before.Name); err != nil && !strings.Contains(err.Error(), "other files") {
@@ -354,8 +353,8 @@ func TestDataKilled(t *testing.T) {
 // reopen is the next daemon on the directories of a host.
 func reopen(t *testing.T, was *host) *host {
 	t.Helper()
-	h := newHost(t, Config{Keep: was.Keep, Target: was.Target, Data: &chunks.Store{}})
-	h.files, h.Data.Journal = was.files, was.Data.Journal
+	h := newHost(t, Config{Keep: was.Keep, Target: was.Target, Data: &chunks.Store{}, Dir: was.Dir})
+	h.files = was.files
 	return h
 }
 
@@ -363,8 +362,8 @@ func child(t *testing.T, dirs string) {
 	all := strings.Split(dirs, ":")
 	to, err := target.Parse(all[0], target.Options{})
 	must(t, err)
-	h := newHost(t, Config{Keep: Limits{Count: 2}, Target: to, Data: &chunks.Store{}})
-	h.files, h.Data.Journal = all[2], filepath.Join(all[1], "journal")
+	h := newHost(t, Config{Keep: Limits{Count: 2}, Target: to, Data: &chunks.Store{}, Dir: all[1]})
+	h.files = all[2]
 	_, err = h.Backup(t.Context())
 	t.Fatalf("it was not killed: %v", err)
 }

@@ -79,7 +79,10 @@ func (k *Keeper) Drill(ctx context.Context) (d Drilled, err error) {
 }
 
 func (k *Keeper) drill(ctx context.Context) (d Drilled, err error) {
-	if d.Backup, err = target.Find(ctx, k.Target, k.Owner, target.Latest); err != nil {
+	if _, _, err := k.own(ctx); err != nil {
+		return d, err
+	}
+	if d.Backup, err = target.Find(ctx, k.Target, k.Whose(), target.Latest); err != nil {
 		return d, err
 	}
 	if err := RemoveDrills(k.Dir); err != nil {

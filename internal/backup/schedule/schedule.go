@@ -2,6 +2,9 @@
 //
 //	Tick ─▶ due? ─▶ [packs of data] ─▶ take ─▶ encrypt ─▶ put, read back, compare, mark ─▶ remove old ones
 //
+// Which backups are counted and removed is a matter of the state's own identity, not of the host's name
+// (whose.go).
+//
 // What surprises: nothing is removed before a new backup was read back, and the newest whole
 // backup is never removed. So a target that is gone, full or lies costs no backup; the keeper
 // tries again (retry), and Status tells since when it fails. A drill (drill.go) shows that the
@@ -25,6 +28,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/backup/chunks"
 	"github.com/sandboxd/sandboxd/internal/backup/target"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 // Limits are the backups that are kept; 0: no limit. The newest whole one stays whatever they
@@ -40,7 +44,8 @@ type Config struct {
 	Every      time.Duration // 0: on request only
 	Keep       Limits
 	Recipients backup.Recipients // nil: not encrypted
-	Owner      string            // of the backups (target.Owner)
+	Label      string            // of this instance and host (target.Label)
+	State      *store.DB         // it says which backups are this state's
 	Dir        string            // the daemon's state: copies and Status are there
 	// Take returns a backup of now, at its beginning: a file without a name in Dir. It puts the data
 	// into the session, and returns what of it is in the file; without a session both are nil.
@@ -75,6 +80,7 @@ const tick = time.Minute
 type Keeper struct {
 	Config
 	turn chan struct{} // full while something runs
+	said bool          // what is unknown on the target, since the start; guarded by turn
 
 	mu     sync.Mutex
 	status Status // guarded by mu
@@ -94,11 +100,27 @@ func New(c Config) *Keeper {
 	if k.status, err = ReadStatus(c.Dir); err != nil {
 		c.Log.Warn("what is known of earlier backups cannot be read; the next one is taken at once", "err", err)
 	}
+	if id := c.State.Backups(); k.status.ID != id.ID && !(k.status.ID == "" && id.Earlier) {
+		k.status = Status{} // it is of the state before this one
+	}
 	return k
+}
+
+// Look lists the target, and says what on it is unknown.
+func (k *Keeper) Look(ctx context.Context) error {
+	if err := k.enter(ctx); err != nil {
+		return err
+	}
+	defer func() { <-k.turn }()
+	_, _, err := k.own(ctx)
+	return err
 }
 
 // Run does what is due, until ctx ends. A target that hangs may keep it from returning.
 func (k *Keeper) Run(ctx context.Context) {
+	if err := k.Look(ctx); err != nil && ctx.Err() == nil {
+		k.Log.Warn("the target of backups cannot be listed", "target", k.Target.String(), "err", err)
+	}
 	t := time.NewTicker(tick)
 	defer t.Stop()
 	for {
@@ -191,12 +213,12 @@ func (k *Keeper) Backup(ctx context.Context) (b target.Backup, err error) {
 }
 
 func (k *Keeper) backup(ctx context.Context) (b target.Backup, data *DataRun, err error) {
-	all, err := k.own(ctx) // first: a target that is gone costs no copy of the state
+	mine, all, err := k.own(ctx) // first: a target that is gone costs no copy of the state
 	if err != nil {
 		return b, nil, err
 	}
 	good := k.Status().Backup.Good
-	if good.Name != "" && !slices.ContainsFunc(all, func(b target.Backup) bool { return b.Name == good.Name && b.Whole }) {
+	if good.Name != "" && !slices.ContainsFunc(mine, func(b target.Backup) bool { return b.Name == good.Name && b.Whole }) {
 		k.Log.Warn("the last backup is not on the target any more: somebody has removed it, or another disk is mounted there",
 			"name", good.Name, "target", k.Target.String())
 	}
@@ -209,20 +231,33 @@ func (k *Keeper) backup(ctx context.Context) (b target.Backup, data *DataRun, er
 	if err != nil {
 		return b, nil, err
 	}
-	number := 1
-	if n := len(all); n > 0 {
-		number = all[n-1].Number + 1
-	}
-	now := k.Now().UTC().Truncate(time.Second)
+	w, now := k.Whose(), k.Now().UTC().Truncate(time.Second)
 	b = target.Backup{
-		Name: target.Name(k.Owner, number, now, k.Recipients != nil), Owner: k.Owner, Number: number, Taken: now,
-		Encrypted: k.Recipients != nil, Bytes: fi.Size(), Whole: true,
+		Owner: w.Owner(), Label: w.Label, ID: w.ID, Number: w.Next(all), Taken: now, Encrypted: k.Recipients != nil, Bytes: fi.Size(),
+		Whole: true,
 	}
+	b.Name = target.Name(b.Owner, b.Number, now, b.Encrypted)
+	k.remember(func(s *Status) { // before it is there: a daemon that finds it must know that it is its own
+		s.Tried = slices.DeleteFunc(s.Tried, func(name string) bool {
+			return !slices.ContainsFunc(all, func(b target.Backup) bool { return b.Name == name })
+		})
+		s.Tried = append(slices.Clone(s.Tried), b.Name)
+	})
 	if _, err := target.Save(ctx, k.Target, b.Name, f, b.Bytes, packs); err != nil {
 		return b, nil, err
 	}
-	all = append(all, b)
-	for _, old := range Plan(all, k.Keep, now) {
+	k.removeOld(ctx, now)
+	return b, data, nil
+}
+
+// removeOld removes what the limits say, after a backup was stored.
+func (k *Keeper) removeOld(ctx context.Context, now time.Time) {
+	mine, all, err := k.own(ctx) // again: another daemon may have written meanwhile
+	if err != nil {
+		k.Log.Warn("old backups are not removed; the next run tries again", "err", err)
+		return
+	}
+	for _, old := range Plan(mine, k.Keep, now) {
 		if err := target.Drop(ctx, k.Target, old.Name); err != nil {
 			k.Log.Warn("an old backup is not removed; the next run tries again", "name", old.Name, "err", err)
 			continue
@@ -233,13 +268,6 @@ func (k *Keeper) backup(ctx context.Context) (b target.Backup, data *DataRun, er
 	if err := k.prune(ctx, all); err != nil {
 		k.Log.Warn("packs that no backup needs are not removed; the next run tries again", "err", err)
 	}
-	return b, data, nil
-}
-
-// own lists this owner's backups, the oldest first.
-func (k *Keeper) own(ctx context.Context) ([]target.Backup, error) {
-	all, err := k.List(ctx)
-	return slices.DeleteFunc(all, func(b target.Backup) bool { return b.Owner != k.Owner }), err
 }
 
 // take sends the data, and makes the file that the target gets.
@@ -272,7 +300,7 @@ func (k *Keeper) encrypt(f *os.File) (*os.File, error) {
 	return out, nil
 }
 
-// Plan says which backups of one owner go, the oldest first, after the last of them was stored. It
+// Plan says which backups of one state go, the oldest first, after the last of them was stored. It
 // is whole, and never goes. Those that were cut short go, and the mark of one that is gone.
 func Plan(all []target.Backup, keep Limits, now time.Time) (gone []target.Backup) {
 	whole := 0

@@ -15,11 +15,15 @@ import (
 // Status is how the last runs went. A Keeper remembers it in a file, so that a restart of the
 // daemon moves no timer.
 type Status struct {
+	ID     string  `json:"id,omitempty"` // of the state (store.BackupIdentity); empty: an earlier release wrote it
 	Backup History `json:"backup"`
 	Drill  History `json:"drill"`
 	// Check compares packs with their names; the last that was is After.
 	Check History `json:"check,omitzero"`
 	After string  `json:"checkedUpTo,omitempty"`
+	// Tried are the backups since the last good one that may be on the target.
+	Tried   []string `json:"tried,omitempty"`
+	Unknown Unknown  `json:"unknown,omitzero"` // at the last look
 }
 
 // History is how a task has gone. Its zero value is that of one that never ran.
@@ -97,11 +101,25 @@ func ReadStatus(dir string) (s Status, err error) {
 	return s, nil
 }
 
-// note remembers a run, of the task that of says. The caller has the turn. What cannot be written
-// down is known to this daemon only.
-func (k *Keeper) note(of func(*Status) *History, r Run) History {
+// note remembers a run, of the task that of says. The caller has the turn.
+func (k *Keeper) note(of func(*Status) *History, r Run) (h History) {
+	k.remember(func(s *Status) {
+		of(s).note(r)
+		if s.Backup.Last.Error == "" {
+			s.Tried = nil
+		}
+		h = *of(s)
+	})
+	return h
+}
+
+// remember changes the status, and writes it down. The caller has the turn. What cannot be written down
+// is known to this daemon only.
+func (k *Keeper) remember(change func(*Status)) {
+	id := k.State.Backups().ID
 	k.mu.Lock()
-	of(&k.status).note(r)
+	change(&k.status)
+	k.status.ID = id
 	s := k.status
 	k.mu.Unlock()
 	b, err := json.Marshal(s)
@@ -111,5 +129,4 @@ func (k *Keeper) note(of func(*Status) *History, r Run) History {
 	if err != nil {
 		k.Log.Warn("how the run went is not written down", "err", err)
 	}
-	return *of(&s)
 }

@@ -15,13 +15,16 @@ import (
 
 // A Backup is one that a target has. Its name is
 //
-//	sandboxd-<instance>-<host>-<number>-<time>.tar.gz[.age]
+//	sandboxd-<instance>-<host>-<id>-<number>-<time>.tar.gz[.age]
 //
-// The numbers of an instance of a host count up. They, and not the times, say which backup is
-// newer: a clock may have been wrong.
+// The id is that of the state that wrote it (store.BackupIdentity); earlier releases wrote none. The
+// numbers of a state count up. They, and not the times, say which backup is newer: a clock may have
+// been wrong.
 type Backup struct {
 	Name      string
-	Owner     string // <instance>-<host>
+	Owner     string // <instance>-<host>-<id>
+	Label     string // <instance>-<host>: for people, and no identity
+	ID        string // empty: an earlier release wrote it
 	Number    int
 	Taken     time.Time // by the clock of that host, in seconds
 	Encrypted bool
@@ -41,10 +44,18 @@ var (
 	notHost  = regexp.MustCompile(`[^a-z0-9.]+`)
 )
 
-// Owner returns the owner of the backups of an instance of a host.
-func Owner(instance, host string) string {
+// Label returns what the backups of an instance of a host are called.
+func Label(instance, host string) string {
 	host = strings.Trim(notHost.ReplaceAllString(strings.ToLower(host), "-"), "-.")
 	return instance + "-" + cmp.Or(host, "localhost")
+}
+
+// Owner returns the owner of what a state writes. Without an ID it is that of earlier releases.
+func Owner(label, id string) string {
+	if id == "" {
+		return label
+	}
+	return label + "-" + id
 }
 
 // Name returns the name of a backup.
@@ -67,12 +78,14 @@ func ParseName(name string) (b Backup, ok bool) {
 	if err != nil || nerr != nil {
 		return b, false
 	}
-	return Backup{Name: name, Owner: m[1], Number: number, Taken: taken, Encrypted: m[4] != ""}, true
+	b = Backup{Name: name, Owner: m[1], Number: number, Taken: taken, Encrypted: m[4] != ""}
+	b.Label, b.ID = split(b.Owner)
+	return b, true
 }
 
 // A Pack is a file with data of backups. Its name is
 //
-//	sandboxd-<instance>-<host>-pack-<sha256 of the file>[.age]
+//	sandboxd-<instance>-<host>-<id>-pack-<sha256 of the file>[.age]
 type Pack struct {
 	Owner, Sum string
 	Encrypted  bool
@@ -135,28 +148,33 @@ func Backups(ctx context.Context, t Target) ([]Backup, error) {
 // Latest is the name for the newest whole backup, in Find.
 const Latest = "latest"
 
-// Find finds a backup by its name, or the newest whole one of an owner as Latest.
-func Find(ctx context.Context, t Target, owner, name string) (b Backup, err error) {
+// Find finds a backup by its name, or the newest whole one of a state as Latest.
+func Find(ctx context.Context, t Target, w Whose, name string) (b Backup, err error) {
 	all, err := Backups(ctx, t)
 	if err != nil {
 		return b, err
 	}
-	var others []string
-	for _, one := range slices.Backward(all) {
-		switch {
-		case one.Name == name, name == Latest && one.Owner == owner && one.Whole:
+	if name != Latest {
+		if i := slices.IndexFunc(all, func(b Backup) bool { return b.Name == name }); i >= 0 {
+			return all[i], nil
+		}
+		return b, errs.New(errs.NotFound, "%s has no backup %q; `sandboxctl system backups ls` lists them", t, name)
+	}
+	for _, one := range slices.Backward(w.Select(all)) {
+		if one.Whole {
 			return one, nil
-		case one.Whole && one.Owner != owner:
-			others = append(others, one.Name)
 		}
 	}
-	if name != Latest {
-		return b, errs.New(errs.NotFound, "%s has no backup %q; `sandboxctl system backups ls` lists them", t, name)
+	var others []string
+	for _, one := range slices.Backward(all) {
+		if one.Whole {
+			others = append(others, one.Name)
+		}
 	}
 	hint := ""
 	if len(others) > 0 {
 		hint = fmt.Sprintf("; it has %s of others, such as %s: name the one to use", errs.Count(len(others), "backup", "backups"),
 			others[0])
 	}
-	return b, errs.New(errs.NotFound, "%s has no whole backup of %s%s", t, owner, hint)
+	return b, errs.New(errs.NotFound, "%s has no whole backup of %s%s", t, w.Owner(), hint)
 }

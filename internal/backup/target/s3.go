@@ -189,10 +189,27 @@ func (b *bucket) Put(ctx context.Context, name string, r io.ReadSeeker, bytes in
 	}
 	c, err := b.client()
 	if err == nil {
+		err = b.free(ctx, c, name)
+	}
+	if err == nil {
 		_, err = c.Client.PutObject(ctx, b.bucket, b.prefix+name, r, bytes,
 			minio.PutObjectOptions{DisableMultipart: true, ContentType: "application/octet-stream"})
 	}
 	return b.failed("put "+name+" on", err)
+}
+
+// free fails with fs.ErrExist if there is an object of that name, which a put would replace. Not all
+// storage knows a put on that condition (If-None-Match).
+func (b *bucket) free(ctx context.Context, c *minio.Core, name string) error {
+	_, err := c.Client.StatObject(ctx, b.bucket, b.prefix+name, minio.StatObjectOptions{})
+	if err == nil {
+		return fs.ErrExist
+	}
+	switch minio.ToErrorResponse(err).StatusCode {
+	case http.StatusNotFound, http.StatusForbidden: // a key that may not list gets 403; the put says whether it may write
+		return nil
+	}
+	return err
 }
 
 // List lists what is directly below the prefix.

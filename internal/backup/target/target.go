@@ -33,7 +33,8 @@ type Object struct {
 // A Target keeps files. Its methods may be called concurrently for different names. Errors
 // have the target's name, and no credentials.
 type Target interface {
-	// Put stores r, which has so many bytes, under a new name: all of it, or nothing.
+	// Put stores r, which has so many bytes, under a new name: all of it, or nothing. It fails with
+	// fs.ErrExist if there is a file of that name.
 	Put(ctx context.Context, name string, r io.ReadSeeker, bytes int64) error
 	// List lists the files of the target, of others too, in no order.
 	List(ctx context.Context) ([]Object, error)
@@ -87,7 +88,7 @@ const ListSuffix = ".packs"
 // nothing under that name, if the target can still be reached.
 func Save(ctx context.Context, t Target, name string, r io.ReadSeeker, bytes int64, packs []string) (sum string, err error) {
 	defer func() {
-		if err != nil {
+		if err != nil && !errors.Is(err, fs.ErrExist) { // a file of that name is somebody else's
 			// A target that is gone keeps what it has; it has no mark.
 			err = errors.Join(err, Drop(context.WithoutCancel(ctx), t, name))
 		}

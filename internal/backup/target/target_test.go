@@ -24,6 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/backup/target/targettest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 func directory(t *testing.T) target.Target {
@@ -365,16 +366,19 @@ func TestParse(t *testing.T) {
 // TestNames holds that names say what a backup is, and in which order.
 func TestNames(t *testing.T) {
 	at := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	const id = "abcdefghijkl2345"
 	for host, want := range map[string]string{
 		"box": "a-box", "Box.Example.COM": "a-box.example.com", "-_-": "a-localhost", "a b/../c": "a-a-b-..-c", "": "a-localhost",
 	} {
-		owner := target.Owner("a", host)
-		if owner != want {
-			t.Errorf("the owner of %q is %s, want %s", host, owner, want)
+		label := target.Label("a", host)
+		if label != want {
+			t.Errorf("the label of %q is %s, want %s", host, label, want)
 		}
+		owner := target.Owner(label, id)
 		name := target.Name(owner, 7, at, true)
 		b, ok := target.ParseName(name)
-		if want := (target.Backup{Name: name, Owner: owner, Number: 7, Taken: at, Encrypted: true}); !ok || b != want {
+		want := target.Backup{Name: name, Owner: owner, Label: label, ID: id, Number: 7, Taken: at, Encrypted: true}
+		if !ok || b != want {
 			t.Errorf("%s reads as %+v", name, b)
 		}
 	}
@@ -386,6 +390,15 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q reads as %+v", name, b)
 		}
 	}
+	// An earlier release wrote none; what is no id is of the name.
+	for owner, want := range map[string][2]string{
+		"a-box": {"a-box", ""}, "a-abcdefghijkl2341": {"a-abcdefghijkl2341", ""}, "a-box-abcdefghijkl234": {"a-box-abcdefghijkl234", ""},
+		"a-b-" + id: {"a-b", id},
+	} {
+		if b, ok := target.ParseName(target.Name(owner, 7, at, false)); !ok || b.Label != want[0] || b.ID != want[1] || b.Owner != owner {
+			t.Errorf("%s reads as %+v", owner, b)
+		}
+	}
 	d := directory(t)
 	write := func(name string) {
 		t.Helper()
@@ -393,9 +406,10 @@ func TestNames(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	here := target.Whose{Label: "a-h", BackupIdentity: store.BackupIdentity{ID: id}}
 	// The clock was wrong at the second one; the third was cut short; of the fourth only the mark is left.
 	for i, when := range []time.Time{at, at.AddDate(9, 0, 0), at.Add(time.Hour), at.Add(2 * time.Hour)} {
-		name := target.Name("a-h", i+1, when, false)
+		name := target.Name(here.Owner(), i+1, when, false)
 		if i < 3 {
 			write(name)
 		}
@@ -413,22 +427,22 @@ func TestNames(t *testing.T) {
 	}
 	var got []string
 	for _, b := range all {
-		got = append(got, fmt.Sprintf("%s %d %v %d", b.Owner, b.Number, b.Whole, b.Bytes))
+		got = append(got, fmt.Sprintf("%s %d %v %d", b.Label, b.Number, b.Whole, b.Bytes))
 	}
 	if want := []string{"a-h 1 true 1", "a-h 2 true 1", "a-h 3 false 1", "a-h 4 false -1", "a-other 9 true 1"}; !slices.Equal(got, want) {
 		t.Errorf("the backups are %q, want %q", got, want)
 	}
-	if b, err := target.Find(t.Context(), d, "a-h", target.Latest); err != nil || b.Number != 2 {
+	if b, err := target.Find(t.Context(), d, here, target.Latest); err != nil || b.Number != 2 {
 		t.Errorf("the latest is %+v, %v", b, err)
 	}
-	if b, err := target.Find(t.Context(), d, "a-h", other); err != nil || b.Name != other {
+	if b, err := target.Find(t.Context(), d, here, other); err != nil || b.Name != other {
 		t.Errorf("one of another host is %+v, %v", b, err)
 	}
-	if _, err := target.Find(t.Context(), d, "a-new", target.Latest); !errs.Is(err, errs.NotFound) ||
+	if _, err := target.Find(t.Context(), d, target.Whose{Label: "a-new"}, target.Latest); !errs.Is(err, errs.NotFound) ||
 		!strings.Contains(err.Error(), other) {
 		t.Errorf("a new host without backups: %v", err)
 	}
-	if _, err := target.Find(t.Context(), d, "a-h", "none"); !errs.Is(err, errs.NotFound) {
+	if _, err := target.Find(t.Context(), d, here, "none"); !errs.Is(err, errs.NotFound) {
 		t.Errorf("a name that is none: %v", err)
 	}
 }

@@ -25,7 +25,7 @@ one to a file, without a target.`,
 		Example: `  sandboxctl system backups ls
   sandboxctl system backups now`,
 	}
-	cmd.AddCommand(newBackupsLs(p), newBackupsNow(p), newBackupsDrill(p), newBackupsStatus(p))
+	cmd.AddCommand(newBackupsLs(p), newBackupsNow(p), newBackupsDrill(p), newBackupsStatus(p), newBackupsAdopt(p))
 	return cmd
 }
 
@@ -35,6 +35,9 @@ func newBackupsLs(p *command.Program) *cobra.Command {
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "List the backups on the target, of all hosts that share it",
+		Long: `List the backups on the target, of all hosts that share it. Those that are "own" or "adopted" are
+counted and removed as the configuration says. "Unknown" are those under the name of this host that
+another state has written: see "sandboxctl system backups adopt". "Other" are those of other hosts.`,
 		Example: `  sandboxctl system backups ls
   sandboxctl system backups ls -o name | tail -1`,
 		Args: cobra.NoArgs,
@@ -48,13 +51,13 @@ func newBackupsLs(p *command.Program) *cobra.Command {
 
 var backups = command.Listing[wire.Backup]{
 	Name:   func(b wire.Backup) string { return b.Name },
-	Header: []string{"NAME", "TAKEN", "SIZE", "VERIFIED"},
+	Header: []string{"NAME", "TAKEN", "SIZE", "VERIFIED", "WHOSE"},
 	Row: func(b wire.Backup) []string {
 		verified := "yes"
 		if !b.Verified {
 			verified = "no"
 		}
-		return []string{b.Name, text.Ago(b.TakenAt), text.Bytes(max(0, b.Bytes)), verified}
+		return []string{b.Name, text.Ago(b.TakenAt), text.Bytes(max(0, b.Bytes)), verified, b.Whose}
 	},
 }
 
@@ -102,6 +105,39 @@ cannot be restored, or if this host lacks a key of the secrets in it.`,
 	return cmd
 }
 
+func newBackupsAdopt(p *command.Program) *cobra.Command {
+	var (
+		o   command.Output
+		all bool
+	)
+	cmd := &cobra.Command{
+		Use:   "adopt NAME... | --all",
+		Short: "Make backups that another state has written count as this one's",
+		Long: `Make backups that another state has written count as this one's. A state counts and removes only the
+backups that it has written itself. After a host was installed again, the backups of its old life
+are unknown to the new state: they stay, and "ls" and "status" show them.
+
+NAME is that of a backup, or its owner for all of one state: what is between "sandboxd-" and the number.
+--all are all that are unknown. The next backup then rotates them with its own. Do not adopt what another
+host still writes, as one that has the same name: restore or copy what is worth keeping before.`,
+		Example: `  sandboxctl system backups adopt --all
+  sandboxctl system backups adopt a-box-abcdefghijkl2345`,
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			if all == (len(args) > 0) {
+				return errs.New(errs.Invalid, "adopt: want the names of backups, or --all; see sandboxctl system backups adopt --help")
+			}
+			adopted, err := cl.System().AdoptBackups(ctx, args)
+			if err != nil {
+				return err
+			}
+			return backups.Show(os.Stdout, &o, adopted)
+		}),
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "adopt all that are unknown")
+	o.Flags(cmd, true)
+	return cmd
+}
+
 func newBackupsStatus(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
@@ -133,8 +169,13 @@ func statusText(s wire.BackupStatus) string {
 		}
 		return "every " + (time.Duration(seconds) * time.Second).String()
 	}
-	out := fmt.Sprintf("target  %s\nbackup  %s; %s\ndrill   %s; %s", s.Target, every(s.EverySeconds), runText(s.Backup),
-		every(s.DrillSeconds), runText(s.Drill))
+	out := fmt.Sprintf("target  %s\nowner   %s\nbackup  %s; %s\ndrill   %s; %s", s.Target, s.Owner, every(s.EverySeconds),
+		runText(s.Backup), every(s.DrillSeconds), runText(s.Drill))
+	if s.Unknown > 0 {
+		out += fmt.Sprintf("\nunknown %s under the name of this host that this state has not written:\n"+
+			"        not counted, never removed; if no other host writes them: sandboxctl system backups adopt --all",
+			errs.Count(s.Unknown, "backup", "backups"))
+	}
 	if d := s.Data; d != nil {
 		out += fmt.Sprintf("\ndata    %s in %s, of which the last backup sent %s", text.Bytes(d.Bytes),
 			errs.Count(d.Packs, "pack", "packs"), text.Bytes(d.SentBytes))

@@ -99,13 +99,22 @@ type SystemPruneReport struct {
 // Backup is a backup on the target of the configuration. (ours)
 type Backup struct {
 	Name      string    `json:"name"`
-	Owner     string    `json:"owner"`   // the instance and the host
+	Owner     string    `json:"owner"`   // the instance, the host, and the id of the state that wrote it
 	TakenAt   time.Time `json:"takenAt"` // by the clock of that host
 	Bytes     int64     `json:"bytes"`
 	Encrypted bool      `json:"encrypted"`
 	// Verified is whether it was read back and compared after it was stored. One that is not
 	// was cut short.
 	Verified bool `json:"verified"`
+	// Whose is what it is to the state of the daemon: own or adopted, which are counted and removed;
+	// unknown, under the name of this host and of another state; other, of another host.
+	Whose string `json:"whose"`
+}
+
+// AdoptBackups is the body of POST /system/backups/adopt. (ours)
+type AdoptBackups struct {
+	Names []string `json:"names,omitempty"` // of backups, or of their owners
+	All   bool     `json:"all,omitempty"`   // all that are unknown; then there are no names
 }
 
 // BackupList answers GET /system/backups: those of all owners, of each the oldest first. (ours)
@@ -115,11 +124,16 @@ type BackupList struct {
 
 // BackupStatus answers GET /system/backups/status. (ours)
 type BackupStatus struct {
-	Target        string    `json:"target"`
-	EverySeconds  int64     `json:"everySeconds"`  // 0: on request only
-	Keep          int       `json:"keep"`          // 0: no limit
-	MaxAgeSeconds int64     `json:"maxAgeSeconds"` // 0: no limit
-	Encrypted     bool      `json:"encrypted"`
+	Target        string `json:"target"`
+	EverySeconds  int64  `json:"everySeconds"`  // 0: on request only
+	Keep          int    `json:"keep"`          // 0: no limit
+	MaxAgeSeconds int64  `json:"maxAgeSeconds"` // 0: no limit
+	Encrypted     bool   `json:"encrypted"`
+	Owner         string `json:"owner"` // of the backups that this state writes
+	// Unknown counts the backups under the name of this host that another state has written. They are
+	// not counted, and never removed, until they are adopted. UnknownNewest is the newest of them.
+	Unknown       int       `json:"unknown"`
+	UnknownNewest string    `json:"unknownNewest,omitempty"`
 	Backup        BackupRun `json:"backup"`
 	DrillSeconds  int64     `json:"drillSeconds"` // 0: on request only
 	Drill         BackupRun `json:"drill"`
