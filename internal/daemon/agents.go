@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -21,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/gateway"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/health"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -275,6 +277,33 @@ func (a *agents) ProbeCommand(ctx context.Context, r record.Record, command stri
 	return a.client(&r).Probe(ctx, command, limit)
 }
 
+// openOutput opens what the entrypoint or a command of a dead sandbox has printed.
+func (a *agents) openOutput(id, command string) (*os.File, error) {
+	path, ok := agent.OutputOf(command)
+	if !ok {
+		return nil, errs.New(errs.NotFound, "no command has the id %.64q", command)
+	}
+	return a.disks.OpenFile(id, path)
+}
+
+// keptEnd is the end of what the entrypoint of a dead sandbox has printed, if its agent kept that.
+func (a *agents) keptEnd(id string) string {
+	f, err := a.openOutput(id, agent.EntrypointID)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return ""
+	}
+	end, err := io.ReadAll(agent.OpenOutput(f, fi.Size(), agent.MaxLastOutput).Since(0))
+	if err != nil {
+		return ""
+	}
+	return strings.ToValidUTF8(string(end), "\uFFFD")
+}
+
 // Obituary reads what the agent of a dead sandbox left on its disk. Without an
 // obituary, LastOutput is the error that ended the agent, if that is known.
 func (a *agents) Obituary(ctx context.Context, id string) (sandbox.Obituary, bool) {
@@ -284,7 +313,7 @@ func (a *agents) Obituary(ctx context.Context, id string) (sandbox.Obituary, boo
 		if err != nil {
 			crash = nil
 		}
-		return sandbox.Obituary{LastOutput: strings.ToValidUTF8(string(crash), "\uFFFD")}, false
+		return sandbox.Obituary{LastOutput: strings.ToValidUTF8(string(crash), "\uFFFD"), Kept: a.keptEnd(id)}, false
 	}
 	o, err := agent.ParseObituary(b)
 	if err != nil {

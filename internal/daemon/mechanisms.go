@@ -115,7 +115,8 @@ type rootfs struct {
 // the next agent is up.
 func (s rootfs) Mount(ctx context.Context, id string, m sandbox.Mount) error {
 	if !m.RunsOn {
-		for _, path := range []string{agent.ObituaryFile, agent.CrashFile} {
+		output, _ := agent.OutputOf(agent.EntrypointID)
+		for _, path := range []string{agent.ObituaryFile, agent.CrashFile, output} {
 			if err := s.disks.RemoveFile(ctx, id, path); err != nil {
 				return err
 			}

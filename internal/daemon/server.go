@@ -79,6 +79,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Backups:     backups{d.backups},
 		Log:         d.log,
 		History:     d.history,
+		Left:        d.agents.openOutput,
 		Network:     network{d},
 		OnAnswer:    d.onAnswer,
 	}, newAdmitted(d), pressure.Snapshots{Snapshots: d.manager.Snapshots(), Ladder: d.ladder},

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"io"
+	"os"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
@@ -11,6 +12,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
+
+// Left opens the file that has what a command of an ended sandbox has printed, or its entrypoint
+// (agent.OutputOf). The guest may have put anything there.
+type Left func(id, command string) (*os.File, error)
 
 // These interfaces are all that the server needs of the rest of the daemon.
 // internal/daemon passes the implementations in. Errors made by errs.New reach the

@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -250,6 +252,15 @@ func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record, sinc
 	case rec.State == record.Ended && rec.Changed.Before(since):
 		return none("the sandbox ended at %s (%s), and has written nothing since", rec.Changed.UTC().Format(time.RFC3339), rec.Reason)
 	case rec.State == record.Ended:
+		if k, err := d.logs.openKept(&rec, agent.EntrypointID); err == nil {
+			defer k.Close()
+			end := &ending{}
+			io.Copy(end, k.Since(k.End-2*maxDiagnostic)) //nolint:errcheck // what can be read is the answer
+			return output{
+				text: strings.ToValidUTF8(string(end.last()), "\ufffd"), cut: end.cut || k.From > 0,
+				warnings: []string{fmt.Sprintf("the sandbox has ended (%s); this is what is kept of its output", rec.Reason)},
+			}
+		}
 		return output{
 			text: strings.ToValidUTF8(rec.LastOutput, "\ufffd"),
 			warnings: []string{fmt.Sprintf("the sandbox has ended (%s); the last %d KiB of its output are kept", rec.Reason,
@@ -306,3 +317,103 @@ func (e *ending) trim() {
 }
 
 func (e *ending) last() []byte { e.trim(); return e.b }
+
+// A kept output is what the entrypoint or a command of a sandbox that has ended has printed.
+type kept struct {
+	agent.KeptOutput
+	io.Closer
+}
+
+// openKept opens the output of a command of an ended sandbox. It fails with errs.NotFound if none
+// is kept: it printed nothing, or its agent is of a release that did not keep it.
+func (l *logHandlers) openKept(rec *record.Record, command string) (k kept, err error) {
+	none := errs.New(errs.NotFound, "sandbox %s has ended (%s), and no output of command %.64q is kept: it printed nothing, or there is "+
+		"no such command", rec.ID, rec.Reason, command)
+	if l.left == nil {
+		return k, none
+	}
+	f, err := l.left(rec.ID, command)
+	if err != nil {
+		return k, errs.Wrap(err, errs.NotFound, "%s", none.Error())
+	}
+	fi, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return k, fmt.Errorf("read output of sandbox %s: %w", rec.ID, err)
+	}
+	return kept{agent.OpenOutput(f, fi.Size(), maxLogs), f}, nil
+}
+
+// keptLogs answers a request for the logs of an entrypoint from what is kept.
+func (l *logHandlers) keptLogs(w http.ResponseWriter, rec *record.Record, q logQuery, k *kept) error {
+	first := k.From
+	switch {
+	case q.stamped:
+		return errNoStamps(rec)
+	case rec.Changed.Before(q.since):
+		first = k.End
+	case q.resumed && q.cursor <= k.End: // else it is the output of a later run, of which the client has nothing
+		first = max(first, q.cursor)
+	case q.lines >= 0:
+		count := agent.LastLines{Lines: q.lines}
+		if _, err := io.Copy(&count, k.Since(first)); err != nil {
+			return fmt.Errorf("read output of sandbox %s: %w", rec.ID, err)
+		}
+		first = k.End - count.Bytes()
+	}
+	if q.follow {
+		w.Header().Set(agent.CursorHeader, strconv.FormatInt(first, 10))
+	}
+	io.Copy(w, k.Since(first)) //nolint:errcheck // a client that left needs no answer
+	return nil
+}
+
+// logsPath is the path of an agent for the output of a command.
+var logsPath = regexp.MustCompile(`^/command/([^/]+)/logs/?$`)
+
+// ofEnded answers in the place of the agent of a sandbox that has ended, as far as that is possible
+// without it: with the output of a command. It reports whether it did.
+func (l *logHandlers) ofEnded(w http.ResponseWriter, r *http.Request, rec *record.Record, path string) (bool, error) {
+	m := logsPath.FindStringSubmatch(path)
+	if m == nil || r.Method != http.MethodGet {
+		return false, nil
+	}
+	q, v := r.URL.Query(), int64(0)
+	if text := q.Get("cursor"); text != "" {
+		var err error
+		if v, err = strconv.ParseInt(text, 10, 64); err != nil || v < 0 {
+			return true, httperr.Invalid("cursor %q: want a number of bytes", httperr.Clip(text, 20))
+		}
+	}
+	k, err := l.openKept(rec, m[1])
+	if err != nil {
+		return true, err
+	}
+	defer k.Close()
+	first := min(max(v, k.From), k.End)
+	h := w.Header()
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	h.Set("X-Content-Type-Options", "nosniff")
+	next := k.End
+	if q.Get("follow") == "true" { // then it is the number of the first byte
+		next = first
+	}
+	h.Set(agent.CursorHeader, strconv.FormatInt(next, 10))
+	io.Copy(w, k.Since(first)) //nolint:errcheck // a client that left needs no answer
+	return true, nil
+}
+
+// rest writes what is kept of the output of a sandbox that has just ended from byte number cursor on.
+// It reports false if nothing is kept, or the output is that of a later run.
+func (l *logHandlers) rest(w io.Writer, rec *record.Record, cursor int64) bool {
+	k, err := l.openKept(rec, agent.EntrypointID)
+	if err != nil {
+		return false
+	}
+	defer k.Close()
+	if cursor > k.End {
+		return false
+	}
+	io.Copy(w, k.Since(cursor)) //nolint:errcheck // a client that left needs no answer
+	return true
+}

@@ -27,6 +27,7 @@ type logHandlers struct {
 	sandboxes Sandboxes
 	agents    gateway.Agents
 	gateway   *gateway.Gateway
+	left      Left // may be nil
 }
 
 // maxLogs bounds the bytes that one request for logs copies: as much as an agent may
@@ -34,7 +35,7 @@ type logHandlers struct {
 const maxLogs = spec.MaxLog
 
 // logs answers the output of the entrypoint, or its last lines. The agent has it while
-// the sandbox runs; afterwards the record has the end of it.
+// the sandbox runs; afterwards it is on the disk, and the record has the end of it.
 func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	q, err := logQueryOf(r.URL.Query())
 	if err != nil {
@@ -54,6 +55,10 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	if rec.State == record.Ended {
+		if k, err := l.openKept(&rec, agent.EntrypointID); err == nil {
+			defer k.Close()
+			return l.keptLogs(w, &rec, q, &k)
+		}
 		return lastOf(w, &rec, q)
 	}
 	if err := l.gateway.Reachable(r.Context(), &rec, wire.AgentPort); err != nil {
@@ -139,6 +144,9 @@ func (l *logHandlers) followToEnd(out *tail, r *http.Request, rec record.Record,
 		case err != nil || now.State == record.Deleting:
 			return // its end is the end of its logs
 		case now.State == record.Ended:
+			if l.rest(out.w, &now, cursor) {
+				return
+			}
 			io.WriteString(out.w, out.Missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
 			return
 		}
@@ -187,10 +195,14 @@ func (l *logHandlers) skip(
 	return first, nil
 }
 
-// lastOf answers what is kept of an ended sandbox.
+func errNoStamps(rec *record.Record) error {
+	return errs.New(errs.WrongState, "sandbox %s has ended, and of its last output no times are kept; leave out timestamps", rec.ID)
+}
+
+// lastOf answers what the record of an ended sandbox has, whose agent has left no output on the disk.
 func lastOf(w io.Writer, rec *record.Record, q logQuery) error {
 	if q.stamped {
-		return errs.New(errs.WrongState, "sandbox %s has ended, and of its last output no times are kept; leave out timestamps", rec.ID)
+		return errNoStamps(rec)
 	}
 	text := rec.LastOutput
 	if rec.Changed.Before(q.since) {

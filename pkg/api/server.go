@@ -117,6 +117,7 @@ type Config struct {
 	OpenAPI []byte        // answers /openapi.json (api.JSON)
 	Docs    []byte        // answers /docs (api.Docs)
 	Log     *slog.Logger  // default: slog.Default()
+	Left    Left          // what commands of ended sandboxes have printed; may be nil
 	History *history.Book // what happened to sandboxes, for diagnostics; may be nil
 	Flows   Flows
 	// OnAnswer, if not nil, is called after every request. It must not wait.
@@ -193,6 +194,9 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 		Denials: cfg.Network.Denied,
 		Denied:  func(id string, before int64) string { return cfg.Network.Denials(id).Line(before) },
 		State:   spec.StateOf, Accessed: s.renewals.accessed, Use: cfg.Use, Log: s.quiet,
+		Ended: func(w http.ResponseWriter, r *http.Request, rec *record.Record, path string) (bool, error) {
+			return s.logs.ofEnded(w, r, rec, path)
+		},
 	})
 	offer := &s.cfg.Offer
 	s.sandboxes = &sandboxHandlers{
@@ -205,7 +209,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway, vaults: s.vaults}
 	s.network = &networkHandlers{network: cfg.Network, offer: offer, agents: ag, gateway: s.gateway}
 	s.flows = &flowHandlers{cfg.Flows}
-	s.logs = &logHandlers{sandboxes: sb, agents: ag, gateway: s.gateway}
+	s.logs = &logHandlers{sandboxes: sb, agents: ag, gateway: s.gateway, left: cfg.Left}
 	s.diagnostics = &diagnosticHandlers{history: cfg.History, logs: s.logs, describe: s.sandboxes.describe}
 	s.diffs = &diffHandlers{sandboxes: sb, snapshots: sn, diffs: df}
 	s.images = &imageHandlers{images: im}

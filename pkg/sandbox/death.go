@@ -169,7 +169,9 @@ func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 	n := l.past.since(r, l.counted(r))
 	o, left := l.Agents.Obituary(ctx, r.ID)
 	d := death{output: o.LastOutput[max(0, len(o.LastOutput)-maxOutput):]}
-	if left {
+	if !left {
+		d.output = o.Kept[max(0, len(o.Kept)-maxOutput):]
+	} else {
 		code := o.ExitCode
 		d.code = &code
 		d.ran = o.Message == ""

@@ -371,4 +371,5 @@ type Obituary struct {
 	Message    string // why the entrypoint could not start, or empty; ≤ 1 KiB, hostile
 	Reason     string // what the agent takes for the reason; hostile
 	LastOutput string // ≤ 8 KiB, hostile
+	Kept       string // without an obituary: the end of what the entrypoint printed; ≤ 8 KiB, hostile
 }

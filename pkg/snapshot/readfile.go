@@ -20,32 +20,43 @@ import (
 // or mounted in it, and does not block on a fifo. The guest may have written anything
 // into the file.
 func (d *Disks) ReadFile(_ context.Context, id, path string, max int64) ([]byte, error) {
+	f, err := d.OpenFile(id, path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, max))
+	if err != nil {
+		return nil, fmt.Errorf("read %s on disk %s: %w", path, id, err)
+	}
+	return b, nil
+}
+
+// OpenFile opens a file as ReadFile does. The guest may change it at any time.
+func (d *Disks) OpenFile(id, path string) (f *os.File, err error) {
 	dir, err := d.pool.diskDir(id)
 	if err != nil {
 		return nil, err
 	}
-	var b []byte
 	err = tree.WithDir(filepath.Join(dir, "u"), func(upper int) error {
 		fd, err := tree.OpenBeneath(upper, path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 		if err != nil {
 			return err
 		}
-		f := os.NewFile(uintptr(fd), path)
-		defer f.Close()
+		f = os.NewFile(uintptr(fd), path)
 		fi, err := f.Stat()
+		if err == nil && !fi.Mode().IsRegular() {
+			err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("not a regular file but %s", fi.Mode().Type())}
+		}
 		if err != nil {
-			return err
+			f.Close()
 		}
-		if !fi.Mode().IsRegular() {
-			return &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("not a regular file but %s", fi.Mode().Type())}
-		}
-		b, err = io.ReadAll(io.LimitReader(f, max))
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read %s on disk %s: %w", path, id, err)
+		return nil, fmt.Errorf("open %s on disk %s: %w", path, id, err)
 	}
-	return b, nil
+	return f, nil
 }
 
 // RemoveFile removes a file from the upper of id, which must not be mounted;

@@ -43,9 +43,9 @@ func newLogs(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs [-ft] [-n LINES] [--since TIME] SANDBOX",
 		Short: "Print the output of a sandbox's entrypoint",
-		Long: `Print the output of a sandbox's entrypoint: all that is kept, or after the end of the
-sandbox the end of it. The times of -t and --since are exact for new output and rougher
-for older output. They are not kept when the sandbox has ended.`,
+		Long: `Print the output of a sandbox's entrypoint: all that is kept, also after the end of the
+sandbox. The times of -t and --since are exact for new output and rougher for older
+output. They are not kept when the sandbox has ended.`,
 		Example: `  sandboxctl logs lab
   sandboxctl logs -f lab
   sandboxctl logs -t --since 10m lab

@@ -3,12 +3,14 @@
 //	pipe ─ Pump ─▶ Ring ─ ReadAt, Copy, Follow
 //	                └─ a file, as far as Books has room
 //
-// The surprise: nothing is lost silently, and nothing fails. A ring that gets no more
+// The surprise: nothing is lost silently, and nothing fails. A byte is in the file before
+// its client has it, so what the agent has printed outlives a SIGKILL. A ring that gets no more
 // room forgets its oldest output, and Ring.Range returns the number of the oldest byte
 // that is left.
 package output
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,12 +27,14 @@ const (
 	OfCommand = 16 << 20  // ring of one command, by default
 	OfAll     = 256 << 20 // files of all commands together, by default
 	step      = 256 << 10 // by which a file's share grows
+	block     = 4 << 10   // by which that of a short output grows
 )
 
 // A Ring keeps the last output of one command, addressed by the number of the byte
-// since the start. A short output stays in memory; a longer one moves to a file that
-// wraps at the limit of one command, or earlier where the sandbox's share or the disk
-// is used up. Nothing is lost silently: from is the oldest byte kept.
+// since the start. All of it is written to a file (agent.OpenOutput reads it), because the
+// agent may be killed at any moment. A short output is in memory, too. The file wraps at
+// the limit of one command, or earlier where the sandbox's share or the disk is used up.
+// Without a file, memory wraps. Nothing is lost silently: from is the oldest byte kept.
 type Ring struct {
 	Small bool // never goes to a file: what does not fit into memory is forgotten
 
@@ -41,6 +45,8 @@ type Ring struct {
 	mu       sync.Mutex
 	mem      []byte
 	file     *os.File
+	stored   bool  // there is a file, open or not
+	apart    bool  // it could not be written, and mem is all there is
 	reserved int64 // of books
 	end      int64 // bytes written ever
 	from     int64 // oldest byte kept
@@ -64,10 +70,11 @@ func (r *Ring) Write(b []byte) (int, error) {
 		return len(b), nil
 	}
 	r.times.note(time.Now(), r.end)
-	if r.file == nil && r.size == 0 {
+	if r.short() {
 		if len(r.mem)+len(b) <= InMemory {
 			r.mem = append(r.mem, b...)
 			r.end += int64(len(b))
+			r.through(len(b))
 			return len(b), nil
 		}
 		if r.Small {
@@ -82,33 +89,73 @@ func (r *Ring) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// spill moves the output from memory to a file. If that fails, the ring stays in
-// memory, as large as InMemory allows.
-func (r *Ring) spill() {
-	first := min(step, r.each)
-	if !r.books.reserve(first) {
-		r.wrapInMemory()
+// short reports whether all output so far is in memory.
+func (r *Ring) short() bool { return r.size == 0 && (r.mem != nil || r.end == 0) }
+
+// through writes the last n bytes of a short output to the file.
+func (r *Ring) through(n int) {
+	if r.Small || r.apart {
 		return
 	}
-	r.reserved = first
-	var f *os.File
-	var err error
+	if !r.store(min((r.end+block-1)/block*block, r.each), n) {
+		r.abandon()
+	}
+}
+
+// store sees to it that the file exists, has share bytes reserved and holds all of mem,
+// whose last n bytes are new.
+func (r *Ring) store(share int64, n int) bool {
+	if share < r.end {
+		return false
+	}
+	if share > r.reserved {
+		if !r.books.reserve(share - r.reserved) {
+			return false
+		}
+		r.reserved = share
+	}
+	if !r.stored {
+		n = len(r.mem)
+	}
+	return r.open() && r.writeAt(r.mem[len(r.mem)-n:], int64(len(r.mem)-n)) == nil
+}
+
+// open opens the file, or makes it.
+func (r *Ring) open() bool {
+	if r.file != nil {
+		return true
+	}
+	flags := os.O_RDWR
+	if !r.stored {
+		flags |= os.O_CREATE | os.O_TRUNC
+	}
 	proc.BriefTurns.Do(func() {
-		f, err = os.OpenFile(filepath.Join(r.books.dir, r.name), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-		if err == nil {
-			if _, err = f.WriteAt(r.mem, 0); err != nil {
-				f.Close()
-				os.Remove(f.Name())
-			}
+		if f, err := os.OpenFile(r.path(), flags, 0o600); err == nil {
+			r.file, r.stored = f, true
 		}
 	})
-	if err != nil {
-		r.books.release(r.reserved)
-		r.reserved = 0
+	return r.file != nil
+}
+
+func (r *Ring) path() string { return filepath.Join(r.books.dir, r.name) }
+
+// abandon gives the file up: a short output, or the rest of a long one, is in memory.
+func (r *Ring) abandon() {
+	r.apart = true
+	r.removeFile()
+	r.books.release(r.reserved)
+	r.reserved = 0
+}
+
+// spill frees the memory of a short output, which is in the file. If there is no room for
+// one, the ring stays in memory, as large as InMemory allows.
+func (r *Ring) spill() {
+	if !r.store(max(min(step, r.each), r.reserved), 0) && !r.store(max(r.end, r.reserved), 0) {
+		r.abandon()
 		r.wrapInMemory()
 		return
 	}
-	r.file, r.mem = f, nil
+	r.mem, r.apart = nil, false
 }
 
 func (r *Ring) wrapInMemory() {
@@ -128,11 +175,15 @@ func (r *Ring) put(b []byte) int {
 		room = r.size - pos
 	}
 	b = b[:min(int64(len(b)), room)]
-	if r.file == nil {
+	if r.mem == nil && r.size > 0 {
+		b = b[:min(int64(len(b)), agent.Gap(r.size))]
+	}
+	if r.mem != nil {
 		copy(r.mem[pos:], b)
-	} else if err := r.writeAt(b, pos); err != nil {
+	} else if err := r.writeRing(b, pos); err != nil {
 		if r.size == 0 && r.end > 0 { // the disk is full: what is there becomes the ring
 			r.size = r.end
+			r.cut()
 			return 0
 		}
 		r.retreat() // on btrfs not even an existing block can be overwritten
@@ -143,6 +194,27 @@ func (r *Ring) put(b []byte) int {
 		r.from = max(r.from, r.end-r.size)
 	}
 	return len(b)
+}
+
+// writeRing writes a piece of a long output, and then where a ring ends.
+func (r *Ring) writeRing(b []byte, pos int64) (err error) {
+	if !r.open() {
+		return fs.ErrNotExist
+	}
+	proc.BriefTurns.Do(func() {
+		end := r.end + int64(len(b))
+		if _, err = r.file.WriteAt(b, pos); err == nil && r.size > 0 && end >= r.size {
+			_, err = r.file.WriteAt(agent.Wrap(end), r.size)
+		}
+	})
+	return err
+}
+
+// cut removes from the file what a write that failed has left behind the ring.
+func (r *Ring) cut() {
+	if r.file != nil {
+		proc.BriefTurns.Do(func() { r.file.Truncate(r.size) }) //nolint:errcheck // the next write tells
+	}
 }
 
 func (r *Ring) writeAt(b []byte, pos int64) (err error) {
@@ -157,10 +229,14 @@ func (r *Ring) readAt(b []byte, pos int64) (n int, err error) {
 
 func (r *Ring) removeFile() {
 	proc.BriefTurns.Do(func() {
-		r.file.Close()
-		os.Remove(r.file.Name())
+		if r.file != nil {
+			r.file.Close()
+		}
+		if r.stored {
+			os.Remove(r.path()) //nolint:errcheck // absent is what is wanted
+		}
 	})
-	r.file = nil
+	r.file, r.stored = nil, false
 }
 
 // retreat moves the newest output from a file that cannot be written any more into
@@ -177,15 +253,17 @@ func (r *Ring) retreat() {
 		if r.size > 0 {
 			n = min(n, r.size-at)
 		}
+		if r.file == nil {
+			keep = 0
+			break
+		}
 		if _, err := r.readAt(mem[to:to+n], at); err != nil {
 			keep = 0 // the file cannot be read either
 			break
 		}
 		off += n
 	}
-	r.removeFile()
-	r.books.release(r.reserved)
-	r.reserved = 0
+	r.abandon()
 	r.mem, r.size, r.from = mem, InMemory, r.end-keep
 }
 
@@ -203,11 +281,7 @@ func (r *Ring) grow(n int64) {
 // drop forgets everything and frees it. The caller holds mu.
 func (r *Ring) drop() {
 	r.dropped, r.mem, r.from, r.times = true, nil, r.end, times{}
-	if r.file != nil {
-		r.removeFile()
-	}
-	r.books.release(r.reserved)
-	r.reserved = 0
+	r.abandon()
 }
 
 // Drop forgets everything and frees it.
@@ -224,10 +298,14 @@ func (r *Ring) Drop() {
 func (r *Ring) Settle(toFile bool) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if toFile && r.file == nil && r.size == 0 && !r.dropped && len(r.mem) > 0 {
+	if toFile && r.short() && !r.dropped && len(r.mem) > 0 {
 		if r.spill(); r.file == nil {
 			r.drop() // no room for it anywhere: the oldest goes
 		}
+	}
+	if r.short() && r.file != nil { // a thousand finished commands do not hold a thousand descriptors
+		proc.BriefTurns.Do(func() { r.file.Close() })
+		r.file = nil
 	}
 	r.mem = slices.Clip(r.mem)
 	if cap(r.mem)-len(r.mem) > 1<<10 {
@@ -315,7 +393,7 @@ func (r *Ring) ReadAt(b []byte, off int64) (n int, at int64) {
 		room = min(room, r.size-pos)
 	}
 	b = b[:min(int64(len(b)), room)]
-	if r.file == nil {
+	if r.mem != nil {
 		return copy(b, r.mem[pos:]), at
 	}
 	n, _ = r.readAt(b, pos)

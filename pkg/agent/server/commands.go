@@ -52,7 +52,7 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 		if c, ends, err = s.commands.New(command.NewID(), content, pipes); err != nil {
 			return reply.Fail(http.StatusInternalServerError, reply.Failed, "make pipes for a command: %v", err)
 		}
-		c.Forget, c.OOMKills = req.Forget, ooms
+		c.Forget, c.Output.Small, c.OOMKills = req.Forget, req.Forget, ooms // forgotten with it: no file
 		startErr = s.commands.Start(c, &l.Launch, command.Milliseconds(req.Timeout), req.Stdin, ends)
 	}
 	if l.offer.Fit != nil {

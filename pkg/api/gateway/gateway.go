@@ -52,6 +52,10 @@ type Config struct {
 	// and rec becomes its newest record. It may be nil. (idle.Watcher)
 	Use func(ctx context.Context, rec *record.Record) (leave func(), err error)
 
+	// Ended may answer for the agent of a sandbox that has ended; it reports whether it did. It may
+	// be nil.
+	Ended func(w http.ResponseWriter, r *http.Request, rec *record.Record, path string) (bool, error)
+
 	Log *log.Logger // gets what goes wrong behind an answer
 }
 
@@ -140,6 +144,11 @@ func Ours(port uint16) bool { return port == wire.AgentPort || port == wire.Egre
 func (g *Gateway) Serve(w http.ResponseWriter, r *http.Request, v *Visit, rec *record.Record, port uint16, t *Target) error {
 	if err := g.authorise(w, r, v, rec, port, t); err != nil {
 		return err
+	}
+	if rec.State == record.Ended && port == wire.AgentPort && g.cfg.Ended != nil {
+		if done, err := g.cfg.Ended(w, r, rec, t.Rest); done || err != nil {
+			return err
+		}
 	}
 	if isPing(r, port, t) {
 		if rec.Asleep() { // what the agent would answer: the next request wakes it
