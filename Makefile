@@ -149,7 +149,7 @@ packages: build packager ## write .deb and .rpm of the programs and of build/ima
 	@scripts/packages.sh $(or $(ARCH),$(shell $(GO) env GOARCH))
 
 .PHONY: bundle
-bundle: build ## sign one file with build/packages, build/images and their SBOM, for hosts without a network; KEY=SECRETKEY, PASSWORD_FILE=FILE
+bundle: build ## sign one file with build/packages, build/images and their SBOM, for hosts without a network; KEY=SECRETKEY DEBIAN=bookworm, PASSWORD_FILE=FILE
 	@PASSWORD_FILE="$(PASSWORD_FILE)" scripts/bundle.sh "$(KEY)" $(FORMS)
 
 .PHONY: test-vm

@@ -2,6 +2,7 @@
 # Writes build/sandboxd-VERSION-ARCH.bundle of build/packages and build/images, with a bill of
 # materials of the programs and images that it carries, and signs it:
 #   scripts/bundle.sh SECRETKEY [deb|rpm...]
+# With DEBIAN=SUITE it also carries what the packages need of that Debian.
 # The packages of images are left out: the archives themselves are in the bundle. BUILD is another
 # directory than build for all but the program that writes the bundle. PASSWORD_FILE has the password of an
 # encrypted key; without it, a terminal is asked.
@@ -54,8 +55,9 @@ for image in "$build"/images/*.tar; do
 done
 build/bin/sandboxd sbom -o "$build/sbom.cdx.json" "${bill[@]}"
 args+=(--sbom "$build/sbom.cdx.json")
+[ -z "${DEBIAN:-}" ] || args+=(--debian "$DEBIAN")
 
 for file in LICENSE THIRD_PARTY.md; do args+=(--file "licences/$file=$file"); done
-for file in README.md ARCHITECTURE.md SECURITY.md docs; do args+=(--file "documents/$file=$file"); done
+for file in README.md ARCHITECTURE.md CHANGELOG.md SECURITY.md docs deploy; do args+=(--file "documents/$file=$file"); done
 build/bin/sandboxd bundle create -o "$build/sandboxd-$version-$arch.bundle" --key "$key" --commit "$(git rev-parse HEAD)" \
   ${PASSWORD_FILE:+--password-file "$PASSWORD_FILE"} --file units=systemd "${args[@]}"

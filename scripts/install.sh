@@ -87,7 +87,7 @@ for program in sandboxd sandboxctl; do
     say "$bin/$program completion ${shell%% *}" "$prefix/share/${shell##* }"
   done
 done
-documents=(README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md docs)
+documents=(README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md docs deploy)
 while read -r f; do put "$f" "$prefix/share/doc/sandboxd/$f" 644; done < <(find "${documents[@]}" -type f | sort)
 
 fill systemd/sandboxd.service /etc/systemd/system/sandboxd.service

@@ -18,9 +18,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/sandboxd/sandboxd/internal/appliance"
 	"github.com/sandboxd/sandboxd/internal/bundle"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/internal/release"
+	"github.com/sandboxd/sandboxd/pkg/image"
 )
 
 // bundleKey is the public key that a host trusts.
@@ -40,6 +42,7 @@ func bundleCommand() *cobra.Command {
 // inputs are the flags of bundle create.
 type inputs struct {
 	out, key, password, verifier, arch, version, commit string
+	debian, aptSources                                  string
 	packages, images, files, sboms                      []string
 }
 
@@ -56,6 +59,11 @@ A package is a .deb or .rpm; its name says name, version and architecture. An im
 that "sandboxctl image import" reads. --file takes any other file, or a directory with all files
 below it. All four flags can be given several times. Each name in the bundle must be unique.
 
+--debian adds all packages of Debian that the given ones need, down to libc6, for hosts of that
+suite: apt fetches them from the sources of this host, and checks their signatures. Of these, a host
+gets those that it needs and has not. --apt-sources names a file with other sources
+(sources.list(5)), for a suite that this host does not use.
+
 The bundle begins with a script and a program that checks and installs it; the program is this
 one, or what --verifier names. It must be linked statically.`,
 		Example: `  export SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
@@ -71,6 +79,8 @@ one, or what --verifier names. It must be linked statically.`,
 	f.StringArrayVar(&in.images, "image", nil, "archive of an image")
 	f.StringArrayVar(&in.files, "file", nil, "another file or directory, as NAME=PATH")
 	f.StringArrayVar(&in.sboms, "sbom", nil, "bill of materials: CycloneDX, in JSON")
+	f.StringVar(&in.debian, "debian", "", "suite of Debian, such as bookworm, whose packages are added where the given ones need them")
+	f.StringVar(&in.aptSources, "apt-sources", "", "file with the sources for --debian (default: those of this host)")
 	f.StringVar(&in.verifier, "verifier", "", "program sandboxd that checks the bundle (default: this program)")
 	f.StringVar(&in.arch, "arch", runtime.GOARCH, "architecture that the bundle is for: amd64 or arm64")
 	f.StringVar(&in.version, "release", release.Version(), "version of sandboxd that the bundle has")
@@ -80,6 +90,13 @@ one, or what --verifier names. It must be linked statically.`,
 			return usageError{errors.New("bundle create: want -o FILE and --key SECRETKEY; see sandboxd bundle create --help")}
 		}
 		plan, err := in.plan()
+		if err == nil && in.debian != "" {
+			var fetched string
+			if fetched, err = os.MkdirTemp("", "sandboxd-bundle"); err == nil {
+				defer os.RemoveAll(fetched)
+				err = in.fetch(cmd.Context(), &plan, fetched, cmd.ErrOrStderr())
+			}
+		}
 		if err != nil {
 			return fmt.Errorf("bundle create: %w", err)
 		}
@@ -111,6 +128,47 @@ func (in inputs) plan() (p bundle.Plan, err error) {
 	}
 	p.Key, err = bundle.ReadSecretKey(in.key, in.ask)
 	return p, err
+}
+
+// fetch adds what the packages need of Debian.
+func (in inputs) fetch(ctx context.Context, p *bundle.Plan, dir string, out io.Writer) error {
+	w := appliance.Wish{Arch: in.arch, Dir: dir, Out: out}
+	for _, f := range in.packages {
+		if filepath.Ext(f) == ".deb" {
+			w.Packages = append(w.Packages, f)
+		}
+	}
+	if len(w.Packages) == 0 {
+		return usageError{errors.New("bundle create: --debian needs a .deb whose dependencies it adds, by --package")}
+	}
+	sources, err := image.AptSources(os.DirFS("/etc/apt"), in.debian)
+	if in.aptSources != "" {
+		var b []byte
+		b, err = os.ReadFile(in.aptSources)
+		sources = string(b)
+	}
+	if err != nil {
+		return fmt.Errorf("%w; --apt-sources names a file with the sources of %s", err, in.debian)
+	}
+	w.Sources = sources
+	files, err := appliance.Fetch(ctx, w)
+	if err != nil {
+		return fmt.Errorf("fetch packages of %s: %w", in.debian, err)
+	}
+	given := map[string]bool{}
+	for _, s := range p.Sources {
+		given[s.Package] = true
+	}
+	for _, file := range files {
+		s, err := bundle.Packaged(file, in.arch)
+		if err != nil {
+			return err
+		}
+		if s.IfNeeded = true; !given[s.Package] {
+			p.Sources = append(p.Sources, s)
+		}
+	}
+	return nil
 }
 
 // ask returns the password of the secret key.

@@ -44,11 +44,17 @@ type Order struct {
 // manager is a manager of packages.
 type manager interface {
 	form() string // of the names of its files: ".deb"
-	// lacks names what the packages in files need, and the host and files do not have.
-	lacks(ctx context.Context, files []string) ([]string, error)
+	// choose says which of the packages are to be installed, and names what they need and nobody has.
+	choose(ctx context.Context, all []packed, force bool) (files, missing []string, err error)
 	install(ctx context.Context, files []string, older bool, out io.Writer) error
 	// unpack writes what a package has below dir instead of the root of the host. It runs no scripts.
 	unpack(ctx context.Context, file, dir string) error
+}
+
+// A packed is a file of a package.
+type packed struct {
+	file     string
+	ifNeeded bool // bundle.Member.IfNeeded
 }
 
 // Install installs the packages of a bundle, and imports its images if the daemon answers then.
@@ -103,24 +109,32 @@ func prepare(ctx context.Context, o Order, b *bundle.Bundle, m manager) (p parts
 	if os.Geteuid() != 0 {
 		lacking = append(lacking, "the rights of root: run it as root")
 	}
-	if why := space(p.work, b); why != "" {
-		return p, lacks(o.File, append(lacking, why))
+	packages := func(f bundle.Member) bool { return ours(f, m) }
+	why, wanted := space(p.work, b, wholly), wholly
+	if why != "" {
+		lacking = append(lacking, why)
+		if wanted = packages; space(p.work, b, packages) != "" {
+			return p, lacks(o.File, lacking)
+		}
 	}
 	p.dir = filepath.Join(p.work, "bundle")
-	err = b.Extract(ctx, p.dir, func(f bundle.Member) bool { return f.Kind == bundle.Image || ours(f, m) })
+	err = b.Extract(ctx, p.dir, func(f bundle.Member) bool { return packages(f) || f.Kind == bundle.Image && wanted(f) })
 	if err != nil {
 		return p, err
 	}
+	var all []packed
+	var brought []string
 	for _, f := range b.Members {
 		if ours(f, m) {
-			p.files = append(p.files, filepath.Join(p.dir, f.Name))
+			all = append(all, packed{filepath.Join(p.dir, f.Name), f.IfNeeded})
+			brought = append(brought, f.Package)
 		}
 	}
-	missing, err := m.lacks(ctx, p.files)
-	if err != nil {
+	var missing []string
+	if p.files, missing, err = m.choose(ctx, all, o.Force); err != nil {
 		return p, fmt.Errorf("install %s: %w", o.File, err)
 	}
-	if lacking = merged(lacking, missing); len(lacking) > 0 {
+	if lacking = merged(lacking, missing, brought); len(lacking) > 0 {
 		return p, lacks(o.File, lacking)
 	}
 	return p, nil
@@ -174,11 +188,15 @@ func Installed(ctx context.Context) string {
 	return ""
 }
 
-// space says what is missing of the bytes that the members need while they are installed.
-func space(dir string, b *bundle.Bundle) string {
+func wholly(bundle.Member) bool { return true }
+
+// space says what is missing of the bytes that the members which are extracted need meanwhile.
+func space(dir string, b *bundle.Bundle, of func(bundle.Member) bool) string {
 	var want uint64
 	for _, f := range b.Members {
-		want += uint64(f.Size)
+		if of(f) {
+			want += uint64(f.Size)
+		}
 	}
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
@@ -191,16 +209,20 @@ func space(dir string, b *bundle.Bundle) string {
 	return ""
 }
 
-// merged puts the packages in front of what else is lacking, and leaves out what they bring.
-func merged(lacking, packages []string) (all []string) {
-	for _, p := range packages {
+// merged puts the packages that are missing in front of what else is lacking. It leaves out what these and the
+// packages that the bundle brings mend.
+func merged(lacking, missing, brought []string) (all []string) {
+	names := slices.Clone(brought)
+	for _, p := range missing {
 		all = append(all, "the package "+p)
 		name, _, _ := strings.Cut(p, " ")
-		lacking = slices.DeleteFunc(lacking, func(l string) bool {
+		names = append(names, name)
+	}
+	return append(all, slices.DeleteFunc(lacking, func(l string) bool {
+		return slices.ContainsFunc(names, func(name string) bool {
 			return strings.HasSuffix(l, "apt-get install "+name) || strings.Contains(l, "install the Debian package "+name+";")
 		})
-	}
-	return append(all, lacking...)
+	})...)
 }
 
 func lacks(file string, lacking []string) error {

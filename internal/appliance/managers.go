@@ -99,11 +99,12 @@ func controls(out []byte) (all []control) {
 	return all
 }
 
-// lacks compares the dependencies of files with what is installed.
-func (debian) lacks(ctx context.Context, files []string) (missing []string, err error) {
+// choose compares the dependencies of files with what is installed. A package that the host has in a newer
+// version stays. What is brought for need only is chosen for what is not met without it.
+func (debian) choose(ctx context.Context, all []packed, force bool) (files, missing []string, err error) {
 	out, err := ask(ctx, "dpkg-query", "--show", "--showformat", "${db:Status-Status}\t"+controlForm)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var installed bytes.Buffer
 	for line := range bytes.Lines(out) {
@@ -111,35 +112,87 @@ func (debian) lacks(ctx context.Context, files []string) (missing []string, err 
 			installed.Write(rest)
 		}
 	}
-	present := controls(installed.Bytes())
-	var ours []control
-	for _, file := range files {
-		out, err := ask(ctx, "dpkg-deb", "--show", "--showformat", controlForm, file)
+	p := plan{present: controls(installed.Bytes()), of: map[string]string{}}
+	var spare []control
+	for _, f := range all {
+		out, err := ask(ctx, "dpkg-deb", "--show", "--showformat", controlForm, f.file)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for _, c := range controls(out) {
-			present = slices.DeleteFunc(present, func(p control) bool { return p.name == c.name })
-			ours = append(ours, c)
+			p.of[c.name] = f.file
+			if f.ifNeeded || !force {
+				if newer, err := met(ctx, c.name+" (>> "+c.version+")", p.named(c.name)); err != nil {
+					return nil, nil, err
+				} else if newer {
+					continue
+				}
+			}
+			if f.ifNeeded {
+				spare = append(spare, c)
+			} else {
+				p.take(c)
+			}
 		}
 	}
-	present = append(present, ours...)
-	for _, c := range ours {
-		for need := range strings.SplitSeq(c.depends, ",") {
-			need = strings.Join(strings.Fields(need), " ")
-			if need == "" {
-				continue
-			}
-			ok, err := met(ctx, need, present)
+	for i := 0; i < len(p.taken); i++ { // it grows meanwhile
+		if err := p.complete(ctx, p.taken[i], spare); err != nil {
+			return nil, nil, err
+		}
+	}
+	for _, c := range slices.Backward(p.taken) { // dpkg wants first what others need before they are unpacked
+		files = append(files, p.of[c.name])
+	}
+	return files, p.missing, nil
+}
+
+// A plan is an installation.
+type plan struct {
+	present []control         // what the host will have
+	taken   []control         // of it, what is installed
+	of      map[string]string // the files, by the name of the package
+	missing []string
+}
+
+func (p *plan) named(name string) []control {
+	return slices.DeleteFunc(slices.Clone(p.present), func(c control) bool { return c.name != name })
+}
+
+func (p *plan) take(c control) {
+	p.present = append(slices.DeleteFunc(p.present, func(old control) bool { return old.name == c.name }), c)
+	p.taken = append(p.taken, c)
+}
+
+// complete takes what c needs and the host will not have otherwise.
+func (p *plan) complete(ctx context.Context, c control, spare []control) error {
+	for need := range strings.SplitSeq(c.depends, ",") {
+		need = strings.Join(strings.Fields(need), " ")
+		if need == "" {
+			continue
+		}
+		if ok, err := met(ctx, need, p.present); err != nil || ok {
 			if err != nil {
-				return nil, err
+				return err
 			}
-			if text := strings.ReplaceAll(need, " | ", " or "); !ok && !slices.Contains(missing, text) {
-				missing = append(missing, text)
+			continue
+		}
+		found := false
+		for _, s := range spare {
+			ok, err := met(ctx, need, []control{s})
+			if err != nil {
+				return err
+			}
+			if ok {
+				p.take(s)
+				found = true
+				break
 			}
 		}
+		if text := strings.ReplaceAll(need, " | ", " or "); !found && !slices.Contains(p.missing, text) {
+			p.missing = append(p.missing, text)
+		}
 	}
-	return missing, nil
+	return nil
 }
 
 // relation matches a dependency: deb-control(5), "name:arch (>= 1.0)".
@@ -224,7 +277,11 @@ func rpmFlags(older bool) []string {
 // needed matches what rpm says about a dependency that is not met.
 var needed = regexp.MustCompile(`(?m)^\s+(.+) is needed by `)
 
-func (rpm) lacks(ctx context.Context, files []string) (missing []string, err error) {
+// choose takes all: rpm itself refuses to replace a newer package.
+func (rpm) choose(ctx context.Context, all []packed, _ bool) (files, missing []string, err error) {
+	for _, f := range all {
+		files = append(files, f.file)
+	}
 	args := append([]string{"--test"}, append(rpmFlags(true), files...)...)
 	cmd := exec.CommandContext(ctx, "rpm", args...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
@@ -235,7 +292,7 @@ func (rpm) lacks(ctx context.Context, files []string) (missing []string, err err
 		}
 	}
 	if err != nil && missing == nil {
-		return nil, fmt.Errorf("rpm --test: %w: %s", err, bytes.TrimSpace(said))
+		return nil, nil, fmt.Errorf("rpm --test: %w: %s", err, bytes.TrimSpace(said))
 	}
-	return missing, nil
+	return files, missing, nil
 }

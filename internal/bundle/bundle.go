@@ -72,9 +72,13 @@ type Member struct {
 	Kind    string `json:"kind"`
 	Package string `json:"package,omitempty"` // name of a package, as dpkg or rpm know it
 	Version string `json:"version,omitempty"` // of the package
-	Size    int64  `json:"size"`
-	SHA256  string `json:"sha256"` // in hex
-	Mode    string `json:"mode"`   // 0644 or 0755
+	// IfNeeded: the package is of the host's distribution, and is installed only where something that is
+	// installed needs it, and the host has not as good a one. Older releases install it in any case.
+	IfNeeded bool `json:"if_needed,omitempty"`
+
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256"` // in hex
+	Mode   string `json:"mode"`   // 0644 or 0755
 	// Like names an earlier member of which this one is stored as a patch, which has Stored bytes.
 	// The other one is no patch itself.
 	Like   string `json:"like,omitempty"`

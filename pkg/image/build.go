@@ -74,7 +74,7 @@ func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, replace 
 			return i, err
 		}
 	}
-	sources, err := aptSources(os.DirFS("/etc/apt"), r.Suite)
+	sources, err := AptSources(os.DirFS("/etc/apt"), r.Suite)
 	if err != nil {
 		return i, err
 	}

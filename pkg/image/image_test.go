@@ -508,10 +508,10 @@ deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://mirror.tes
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://mirror.test/debian bookworm-updates main
 deb http://security.test bookworm-security main
 `
-	if got, err := aptSources(etc, "bookworm"); err != nil || got != want {
+	if got, err := AptSources(etc, "bookworm"); err != nil || got != want {
 		t.Errorf("got\n%s%v\nwant\n%s", got, err, want)
 	}
-	if _, err := aptSources(etc, "sid"); !errs.Is(err, errs.Unsupported) {
+	if _, err := AptSources(etc, "sid"); !errs.Is(err, errs.Unsupported) {
 		t.Errorf("suite the host has not: %v", err)
 	}
 }

@@ -12,10 +12,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// aptSources returns the sources of a suite, its updates and its security suite from a
+// AptSources returns the sources of a suite, its updates and its security suite from a
 // host's /etc/apt, as lines of sources.list(5). It leaves out other repositories of the
 // host: an image holds only what its recipe names, from Debian.
-func aptSources(etc fs.FS, suite string) (string, error) {
+func AptSources(etc fs.FS, suite string) (string, error) {
 	var files []string
 	for _, pattern := range []string{"sources.list", "sources.list.d/*.list", "sources.list.d/*.sources"} {
 		found, err := fs.Glob(etc, pattern)
@@ -45,8 +45,8 @@ func aptSources(etc fs.FS, suite string) (string, error) {
 		}
 	}
 	if len(lines) == 0 {
-		return "", errs.New(errs.Unsupported, "the apt sources of this host lack component main of suite %q: add it, or set another suite "+
-			"in the recipe", suite)
+		return "", errs.New(errs.Unsupported, "the apt sources of this host lack component main of suite %q: add it, or choose "+
+			"another suite", suite)
 	}
 	return strings.Join(lines, "\n") + "\n", nil
 }

@@ -82,6 +82,9 @@ func TestBundle(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	run(t, top+"/build/bin/sandboxd", "bundle", "verify", one(t, dir+"/*.bundle"), "--key", public, "--force", "--extract", dir+"/out")
+	for _, file := range []string{"CHANGELOG.md", "docs/monitoring/alerts.yml", "deploy/cloud-init/bundle.yaml"} {
+		one(t, dir+"/out/documents/"+file)
+	}
 	var bill struct {
 		Components []struct {
 			Name       string

@@ -136,6 +136,8 @@ func TestContents(t *testing.T) {
 		"-rw-r--r-- /usr/share/man/man1/sandboxctl.1.gz", "-rw-r--r-- /usr/share/man/man8/sandboxd.8.gz",
 		"-rw-r--r-- /usr/share/bash-completion/completions/sandboxctl", "-rw-r--r-- /usr/share/fish/vendor_completions.d/sandboxd.fish",
 		"-rw-r--r-- /usr/share/doc/sandboxd/copyright", "-rw-r--r-- /usr/share/doc/sandboxd/docs/install.md",
+		"-rw-r--r-- /usr/share/doc/sandboxd/CHANGELOG.md", "-rw-r--r-- /usr/share/doc/sandboxd/docs/monitoring/alerts.yml",
+		"-rw-r--r-- /usr/share/doc/sandboxd/deploy/ansible/roles/sandboxd/tasks/main.yml",
 		"-rw-r--r-- /usr/share/doc/sandboxd/third-party-licences.txt.gz",
 	} {
 		if !slices.Contains(inDeb, want) || !slices.Contains(inRPM, want) {

@@ -24,7 +24,9 @@ func (b *build) documents(c *contents, f format) {
 	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "THIRD_PARTY.md", "CHANGELOG.md"} {
 		c.add(filepath.Join(b.source, name), filepath.Join(documents, name), f.doc, 0o644)
 	}
-	c.tree(filepath.Join(b.source, "docs"), filepath.Join(documents, "docs"), f.doc)
+	for _, dir := range []string{"docs", "deploy"} {
+		c.tree(filepath.Join(b.source, dir), filepath.Join(documents, dir), f.doc)
+	}
 	licences, err := b.licences()
 	c.fail(err)
 	c.text(zip(licences), filepath.Join(documents, "third-party-licences.txt.gz"), f.doc, 0o644)
