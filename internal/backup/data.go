@@ -2,6 +2,7 @@ package backup
 
 import (
 	"archive/tar"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -89,9 +90,33 @@ func (to Recipients) Sealer(keys []string) (s chunks.Sealer) {
 	return s
 }
 
+// openChanged decrypts what it can of a pack that was changed. The rest is zeros.
+func (ids Identities) openChanged(c chunks.Changed) (io.Reader, error) {
+	head := make([]byte, len(sealedMark))
+	if _, err := c.ReadAt(head, 0); err != nil || string(head) != sealedMark {
+		return c, nil //nolint:nilerr // it is not encrypted
+	}
+	at, size, err := age.DecryptReaderAt(c, c.Size(), ids...)
+	if err != nil {
+		return nil, err
+	}
+	const step = 64 << 10 // what age decrypts at once (age-encryption.org/v1, Payload)
+	content := make([]byte, size)
+	for off := 0; off < len(content); off += step {
+		part := content[off:min(off+step, len(content))]
+		if _, err := at.ReadAt(part, int64(off)); err != nil && !errors.Is(err, io.EOF) {
+			clear(part)
+		}
+	}
+	return bytes.NewReader(content), nil
+}
+
 // Opener opens packs. One that none of the identities opens fails with ErrEncrypted.
 func (ids Identities) Opener() chunks.Opener {
 	return func(r io.Reader) (io.Reader, error) {
+		if c, ok := r.(chunks.Changed); ok {
+			return ids.openChanged(c)
+		}
 		content, err := ids.Open(r)
 		if err != nil && !errors.Is(err, ErrEncrypted) {
 			err = fmt.Errorf("it is damaged: %w", err)

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"slices"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -30,8 +32,11 @@ type Reader struct {
 
 	packs map[int]*list.Element // of order
 	order *list.List            // *opened, the one used last at the front
+	bad   map[int]error         // packs that are missing or were changed, of those that were read
 }
 
+// opened is a pack in memory. With both b and err, it was changed: chunks in it may still be right, and
+// their names say which.
 type opened struct {
 	pack int
 	b    []byte
@@ -43,7 +48,7 @@ func NewReader(ctx context.Context, t target.Target, c Catalog, open Opener) (*R
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
-	r := &Reader{t: t, c: c, open: open, name: c.Key.namer(), packs: map[int]*list.Element{}, order: list.New()}
+	r := &Reader{t: t, c: c, open: open, name: c.Key.namer(), packs: map[int]*list.Element{}, order: list.New(), bad: map[int]error{}}
 	var err error
 	if r.zstd, err = decoder(); err != nil {
 		return nil, err
@@ -88,18 +93,27 @@ func (r *Reader) Stream(ctx context.Context, ids []ID) io.Reader {
 	}).reader()
 }
 
+// Bad says which of the packs that were read are missing or were changed, also if all that was asked for
+// was right.
+func (r *Reader) Bad() (err error) {
+	for _, pack := range slices.Sorted(maps.Keys(r.bad)) {
+		err = errors.Join(err, r.bad[pack])
+	}
+	return err
+}
+
 // Packs returns the packs of the backup.
 func (r *Reader) Packs() []Pack { return r.c.Packs }
 
 // CheckPack reads all chunks of a pack. It returns how many there are.
 func (r *Reader) CheckPack(ctx context.Context, pack int) (n int, err error) {
 	b, err := r.pack(ctx, pack)
-	if err != nil {
+	if err != nil { // also if some of its chunks are right
 		return 0, err
 	}
 	all, err := readTable(b)
 	if err != nil {
-		return 0, r.bad(pack, err)
+		return 0, r.wrong(pack, err)
 	}
 	for _, p := range all {
 		if _, err := r.read(ctx, p.ID, where{uint32(pack), p.Offset, p.Stored, p.Raw}); err != nil {
@@ -111,30 +125,38 @@ func (r *Reader) CheckPack(ctx context.Context, pack int) (n int, err error) {
 }
 
 func (r *Reader) read(ctx context.Context, id ID, w where) ([]byte, error) {
-	b, err := r.pack(ctx, int(w.pack))
-	if err != nil {
-		return nil, err
+	b, changed := r.pack(ctx, int(w.pack))
+	if changed != nil && b == nil {
+		return nil, changed
+	}
+	wrong := func(err error) ([]byte, error) {
+		if changed != nil {
+			return nil, fmt.Errorf("%w; %w", changed, err)
+		}
+		return nil, r.wrong(int(w.pack), err)
 	}
 	if uint64(w.offset)+uint64(w.stored) > uint64(len(b)) {
-		return nil, r.bad(int(w.pack), errPlace)
+		return wrong(errPlace)
 	}
 	data := b[w.offset : w.offset+w.stored]
 	if w.stored != w.raw {
+		var err error
 		if data, err = r.zstd.DecodeAll(data, nil); err != nil {
-			return nil, r.bad(int(w.pack), fmt.Errorf("decompress a chunk: %w", err))
+			return wrong(fmt.Errorf("decompress a chunk: %w", err))
 		}
 	}
 	if len(data) != int(w.raw) || r.name.name(data) != id {
-		return nil, r.bad(int(w.pack), fmt.Errorf("chunk %x has other content", id[:4]))
+		return wrong(fmt.Errorf("chunk %x has other content", id[:4]))
 	}
 	return data, nil
 }
 
-func (r *Reader) bad(pack int, err error) error {
-	return fmt.Errorf("%s on %s: %w", r.c.Packs[pack].Name, r.t, err)
+func (r *Reader) wrong(pack int, err error) error {
+	return fmt.Errorf("%w: %s on %s: %w", ErrBad, r.c.Packs[pack].Name, r.t, err)
 }
 
-// pack returns a pack, decrypted. One that is bad stays bad: it is read once.
+// pack returns a pack, decrypted. One that is bad stays bad: it is read once. Of one that was changed it
+// returns both the rest and an error.
 func (r *Reader) pack(ctx context.Context, pack int) ([]byte, error) {
 	if e, ok := r.packs[pack]; ok {
 		r.order.MoveToFront(e)
@@ -153,6 +175,9 @@ func (r *Reader) pack(ctx context.Context, pack int) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
+	if errors.Is(err, ErrBad) {
+		r.bad[pack] = err
+	}
 	r.packs[pack] = r.order.PushFront(&opened{pack, b, err})
 	return b, err
 }
@@ -160,7 +185,18 @@ func (r *Reader) pack(ctx context.Context, pack int) ([]byte, error) {
 func (r *Reader) fetch(ctx context.Context, p Pack) ([]byte, error) {
 	b, err := fetch(ctx, r.t, p.Name)
 	if err != nil {
-		return nil, err
+		if b == nil {
+			return nil, err
+		}
+		plain, perr := r.open(Changed{bytes.NewReader(b)})
+		if perr != nil {
+			return nil, err
+		}
+		rest, perr := io.ReadAll(io.LimitReader(plain, maxPack))
+		if perr != nil {
+			return nil, err
+		}
+		return rest, err
 	}
 	plain, err := r.open(bytes.NewReader(b))
 	if err == nil {
@@ -175,7 +211,12 @@ func (r *Reader) fetch(ctx context.Context, p Pack) ([]byte, error) {
 // ErrBad says that a pack is missing, or is not what was stored.
 var ErrBad = errors.New("the pack is bad")
 
-// fetch reads a pack as it is stored, and compares it with its name.
+// Changed is the content of a pack that is not what was stored. What opens it gives zeros for what
+// cannot be decrypted.
+type Changed struct{ *bytes.Reader }
+
+// fetch reads a pack as it is stored, and compares it with its name. One that was changed is returned
+// beside the error.
 func fetch(ctx context.Context, t target.Target, name string) ([]byte, error) {
 	p, _ := target.ParsePack(name)
 	f, err := t.Get(ctx, name)
@@ -194,7 +235,7 @@ func fetch(ctx context.Context, t target.Target, name string) ([]byte, error) {
 	}
 	sum := sha256.Sum256(b)
 	if got := hex.EncodeToString(sum[:]); got != p.Sum {
-		return nil, fmt.Errorf("%w: %s on %s: %w: %d bytes with sha256 %.12s…", ErrBad, name, t, target.ErrLied, len(b), got)
+		return b, fmt.Errorf("%w: %s on %s: %w: %d bytes with sha256 %.12s…", ErrBad, name, t, target.ErrLied, len(b), got)
 	}
 	return b, nil
 }

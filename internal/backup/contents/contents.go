@@ -129,7 +129,9 @@ func (s *saver) tree(t backup.Tree, never bool, in func(func(dir string) error) 
 
 // Restore brings the trees of a backup into the pool and the layers, beside a daemon that is stopped.
 // What is there already stays as it is. A tree that cannot be restored is left out, with all of the
-// reasons in the error, which names the file of the target that is bad. It writes to out what it did.
+// reasons in the error, which names the file of the target that is bad. Of a volume or a snapshot the
+// files alone are left out that a bad pack has; a layer is whole or not there, since its name is a
+// digest. It writes to out what it did.
 func Restore(ctx context.Context, host *snapshot.Store, t target.Target, d *backup.Data, ids backup.Identities, out io.Writer) error {
 	r, err := chunks.NewReader(ctx, t, d.Catalog, ids.Opener())
 	if err != nil {
@@ -140,7 +142,11 @@ func Restore(ctx context.Context, host *snapshot.Store, t target.Target, d *back
 	done, there, bytes := 0, 0, int64(0)
 	for i := range d.Trees {
 		one := &d.Trees[i]
-		err := restore(ctx, host, r, one)
+		var left lostFiles
+		err := restore(ctx, host, r, one, &left)
+		if err == nil && left.n > 0 {
+			failed = append(failed, left.err(one))
+		}
 		switch {
 		case err == nil:
 			done++
@@ -158,14 +164,44 @@ func Restore(ctx context.Context, host *snapshot.Store, t target.Target, d *back
 	}
 	fmt.Fprintf(out, "restored %s of volumes, snapshots and layers, %d bytes; %d were there\n", errs.Count(done, "tree", "trees"), bytes,
 		there)
+	if bad := r.Bad(); bad != nil && len(failed) == 0 {
+		fmt.Fprintf(out, "the target has bad packs, but the damage is in none of these files: %v\n", bad)
+	}
 	for _, l := range d.Left {
 		fmt.Fprintf(out, "%s is not in the backup: %s\n", l.Tree, l.Why)
 	}
 	return errors.Join(failed...)
 }
 
-func restore(ctx context.Context, host *snapshot.Store, r *chunks.Reader, t *backup.Tree) error {
-	fill := func(dir string) error { return files.Restore(ctx, r, t.Tree, dir) }
+// shownLost is how many files an error names.
+const shownLost = 20
+
+// lostFiles are the files of a tree that were left out.
+type lostFiles struct {
+	n    int
+	text strings.Builder
+}
+
+func (l *lostFiles) add(path string, err error) {
+	if l.n++; l.n <= shownLost {
+		fmt.Fprintf(&l.text, "\n  %q: %v", path, err)
+	}
+}
+
+func (l *lostFiles) err(t *backup.Tree) error {
+	if l.n > shownLost {
+		fmt.Fprintf(&l.text, "\n  and %d others", l.n-shownLost)
+	}
+	return fmt.Errorf("%s is restored without %s that the target has lost or changed (from another backup they come back after the %s "+
+		"is deleted):%s", t, errs.Count(l.n, "file", "files"), t.Kind, l.text.String())
+}
+
+func restore(ctx context.Context, host *snapshot.Store, r *chunks.Reader, t *backup.Tree, left *lostFiles) error {
+	add := left.add
+	if t.Kind == backup.Layer {
+		add = nil
+	}
+	fill := func(dir string) error { return files.Restore(ctx, r, t.Tree, dir, add) }
 	switch t.Kind {
 	case backup.Volume:
 		return host.Volumes.RestoreVolume(t.ID, t.Limit, fill)
@@ -207,5 +243,5 @@ func Check(ctx context.Context, t target.Target, d *backup.Data, ids backup.Iden
 			return err
 		}
 	}
-	return nil
+	return r.Bad()
 }

@@ -1,12 +1,15 @@
 package contents
 
 import (
+	"bytes"
+	"crypto/rand"
 	"errors"
 	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -65,6 +68,10 @@ func TestRestore(t *testing.T) {
 				os.Chown(filepath.Join(upper, "file"), 33, 44), e.Snapshots.TakeSnapshot(ctx, snap, id),
 				e.Volumes.MakeVolume(ctx, vol, 0, snapshot.Seed{}))
 			files := filepath.Join(in, vol, "d")
+			random := make([]byte, 3000)
+			_, err := rand.Read(random)
+			must(t, err, os.WriteFile(filepath.Join(files, "random"), random, 0o600),
+				os.Link(filepath.Join(files, "random"), filepath.Join(files, "random too")))
 			must(t, os.WriteFile(filepath.Join(files, "data"), make([]byte, 5000), 0o600),
 				os.Link(filepath.Join(files, "data"), filepath.Join(files, "hard")),
 				os.Chmod(files, 0o1777), os.Chown(files, 7, 8))
@@ -131,6 +138,31 @@ func TestRestore(t *testing.T) {
 				t.Errorf("it has\n%s\nwant\n%s", got, want)
 			}
 			must(t, e.Snapshots.DeleteSnapshot(ctx, snap), e.Volumes.DeleteVolume(ctx, vol)) // they are like others
+
+			// One bad byte leaves out one file, with all of its names, and not the volume.
+			for _, p := range d.Catalog.Packs { // what does not compress is in one as it is
+				pack = filepath.Join(to.String(), p.Name)
+				bad, err = os.ReadFile(pack)
+				must(t, err)
+				if at := bytes.Index(bad, random); at >= 0 {
+					bad[at+1000] ^= 1
+					must(t, os.WriteFile(pack, bad, 0o600))
+					break
+				}
+			}
+			err = Restore(ctx, e.Store, to, d, nil, io.Discard)
+			if err == nil || !strings.Contains(err.Error(), vol+" v is restored without 2 files") ||
+				!strings.Contains(err.Error(), `"random": `) || !strings.Contains(err.Error(), filepath.Base(pack)) {
+				t.Errorf("with a bad byte in a file: %v", err)
+			}
+			kept := slices.DeleteFunc(strings.SplitAfter(want, "\n"), func(l string) bool { return strings.Contains(l, "random") })
+			if got := look(t, layer, frozen, files); got != strings.Join(kept, "") {
+				t.Errorf("it has\n%s\nwant\n%s", got, strings.Join(kept, ""))
+			}
+			if err := Check(ctx, to, d, nil, func(int) int { return 0 }); !errors.Is(err, chunks.ErrBad) {
+				t.Errorf("a check of it: %v", err)
+			}
+			must(t, e.Snapshots.DeleteSnapshot(ctx, snap), e.Volumes.DeleteVolume(ctx, vol))
 			if left, err := e.Volumes.ListVolumes(ctx); err != nil || len(left) > 0 {
 				t.Errorf("%v, %v", left, err)
 			}

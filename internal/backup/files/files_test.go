@@ -64,7 +64,7 @@ func restore(t *testing.T, s *chunks.Store, tree Tree, c chunks.Catalog) (string
 	must(t, err)
 	defer r.Close()
 	dir := t.TempDir()
-	return dir, Restore(t.Context(), r, tree, dir)
+	return dir, Restore(t.Context(), r, tree, dir, nil)
 }
 
 // list describes all names below a directory, with everything that a restore must bring back.

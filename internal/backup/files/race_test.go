@@ -65,7 +65,7 @@ func TestRace(t *testing.T) {
 		r, err := chunks.NewReader(t.Context(), s.Target, c, plain)
 		must(t, err)
 		to := t.TempDir()
-		must(t, Restore(t.Context(), r, tree, to))
+		must(t, Restore(t.Context(), r, tree, to, nil))
 		must(t, filepath.WalkDir(to, func(p string, d os.DirEntry, err error) error {
 			if err != nil || !d.Type().IsRegular() {
 				return err

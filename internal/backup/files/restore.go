@@ -18,14 +18,17 @@ import (
 
 // Restore fills a directory, which is empty, with a tree. The stream may come from anywhere: nothing
 // leaves the directory. After an error a part of the tree is there.
-func Restore(ctx context.Context, from *chunks.Reader, t Tree, dir string) error {
+//
+// A file of which the target has lost a part, or has changed it, is left out, and Restore calls left with
+// its path and why. With a nil left it is an error.
+func Restore(ctx context.Context, from *chunks.Reader, t Tree, dir string, left func(path string, err error)) error {
 	top, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
 	r := restorer{
 		ctx: ctx, d: newDecoder(from.Stream(ctx, t.Stream)), top: top,
-		get: func(id chunks.ID) ([]byte, error) { return from.Get(ctx, id) },
+		get: func(id chunks.ID) ([]byte, error) { return from.Get(ctx, id) }, left: left, lost: map[string]bool{},
 	}
 	return errors.Join(r.all(), top.Close())
 }
@@ -74,6 +77,9 @@ type restorer struct {
 	get func(chunks.ID) ([]byte, error)
 	top *os.File
 	in  []made // the directories that it is in
+
+	left func(path string, err error) // may be nil
+	lost map[string]bool              // the paths of files that were left out
 }
 
 type made struct {
@@ -130,11 +136,42 @@ func (r *restorer) entry(e *Entry) error {
 		return bad("it has the name %q", e.Name)
 	}
 	dir := r.at().dir
-	err := r.make(dir, e)
-	if err != nil || e.Type == dirBegin || e.Type == hardlink {
-		return err
+	switch e.Type {
+	case hardlink:
+		if r.lost[e.Target] {
+			r.leave(e, fmt.Errorf("it is another name of %s", e.Target))
+			return nil
+		}
+		return r.link(int(dir.Fd()), e)
+	case file:
+		bad, err := r.file(dir, e)
+		if err == nil && bad != nil {
+			if r.left == nil {
+				return bad
+			}
+			r.leave(e, bad)
+			return unix.Unlinkat(int(dir.Fd()), e.Name, 0)
+		}
+		if err != nil {
+			return err
+		}
+	default:
+		if err := r.make(dir, e); err != nil || e.Type == dirBegin {
+			return err
+		}
 	}
 	return attributes(dir, e.Name, e)
+}
+
+// leave leaves a file out. Its path in the tree is as hard links name it.
+func (r *restorer) leave(e *Entry, err error) {
+	path := ""
+	for _, m := range r.in {
+		path = filepath.Join(path, m.e.Name)
+	}
+	path = filepath.Join(path, e.Name)
+	r.lost[path] = true
+	r.left(path, err)
 }
 
 func (r *restorer) make(dir *os.File, e *Entry) (err error) {
@@ -150,12 +187,8 @@ func (r *restorer) make(dir *os.File, e *Entry) (err error) {
 				r.in = append(r.in, made{sub, *e})
 			}
 		}
-	case file:
-		return r.file(dir, e)
 	case symlink:
 		err = unix.Symlinkat(e.Target, fd, e.Name)
-	case hardlink:
-		return r.link(fd, e)
 	case whiteout:
 		err = unix.Mknodat(fd, e.Name, unix.S_IFCHR, 0)
 	case fifo:
@@ -185,11 +218,13 @@ func (r *restorer) link(dir int, e *Entry) error {
 	return nil
 }
 
-// file makes a file of its pieces. Blocks of zeros become holes, as small holes have become zeros.
-func (r *restorer) file(dir *os.File, e *Entry) (err error) {
+// file makes a file of its pieces. Blocks of zeros become holes, as small holes have become zeros. It
+// returns as lost why the target does not have all of it, after it has read the list of its pieces to
+// the end.
+func (r *restorer) file(dir *os.File, e *Entry) (lost, err error) {
 	fd, err := unix.Openat(int(dir.Fd()), e.Name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return &os.PathError{Op: "create", Path: e.Name, Err: err}
+		return nil, &os.PathError{Op: "create", Path: e.Name, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), e.Name)
 	defer func() { err = errors.Join(err, f.Close()) }()
@@ -197,24 +232,27 @@ func (r *restorer) file(dir *os.File, e *Entry) (err error) {
 	for {
 		p, err := r.d.piece()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if p.Bytes == 0 {
-			return f.Truncate(e.Size)
+			return lost, f.Truncate(e.Size)
 		}
 		if p.Bytes > e.Size-off {
-			return bad("file %q has more than its %d bytes", e.Name, e.Size)
+			return nil, bad("file %q has more than its %d bytes", e.Name, e.Size)
 		}
-		if !p.Hole {
+		if !p.Hole && lost == nil {
 			b, err := r.get(p.ID)
-			if err != nil {
-				return err
-			}
-			if int64(len(b)) != p.Bytes {
-				return bad("a piece of %q has %d bytes and not %d", e.Name, len(b), p.Bytes)
-			}
-			if err := writeAt(f, b, off); err != nil {
-				return err
+			switch {
+			case errors.Is(err, chunks.ErrBad):
+				lost = err
+			case err != nil: // the target is gone, or the key is not here: it is not this file alone
+				return nil, err
+			case int64(len(b)) != p.Bytes:
+				return nil, bad("a piece of %q has %d bytes and not %d", e.Name, len(b), p.Bytes)
+			default:
+				if err := writeAt(f, b, off); err != nil {
+					return nil, err
+				}
 			}
 		}
 		off += p.Bytes
