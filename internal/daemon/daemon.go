@@ -383,6 +383,7 @@ func (d *Daemon) openManager(ctx context.Context) error {
 		Retain:     time.Duration(d.cfg.Limits.RetainEnded),
 		StartLimit: time.Duration(d.cfg.Runtime.StartTimeout),
 		NoSweep:    d.noSweep(),
+		Restored:   d.store.Restored() != "",
 		Userspace:  userspace(ctx, d.log),
 		HostEnds:   hostEnds(d.log),
 		Down:       d.up.Down,

@@ -46,6 +46,18 @@ func hostDown(s record.State) death {
 	return death{reason: record.HostReboot, message: "the host went down while it was " + string(s) + "; its disk is kept"}
 }
 
+// ofBackup is how r, whose record was restored, ended: nobody knows more than that it ran when the backup was made, if
+// d, which is how it would have ended by its record, knows no more.
+func (m recovery) ofBackup(r *record.Record, d death) death {
+	if !m.life.cfg.Restored || r.Changed.After(m.began) || d.reason != record.RuntimeCrash && d.reason != record.HostReboot {
+		return d
+	}
+	return death{
+		reason:  record.Restored,
+		message: "it was " + string(r.State) + " when the backup was made from which the state was restored, and its processes are gone",
+	}
+}
+
 // withHost reports whether r, which died as d says, died because the host ends now: processes are killed
 // one after the other, links and mounts go. Its record is left as it is then, and the next start, which
 // knows more, finishes it. If the host does not end after all, the sweep does.

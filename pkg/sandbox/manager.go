@@ -65,7 +65,9 @@ type Config struct {
 	// NoSweep, if not empty, is why the daemon erases only sandboxes that a client
 	// names: the storage pool belongs to another store, say.
 	NoSweep string
-	Log     *slog.Logger // slog.Default if nil
+	// Restored reports that the state is that of a backup, which no operator has accepted yet.
+	Restored bool
+	Log      *slog.Logger // slog.Default if nil
 	// Admit, if not nil, gives each sandbox that is to be brought up its turn. asker is
 	// the context of the request.
 	Admit func(asker context.Context, id string) Turn

@@ -301,7 +301,7 @@ func (m recovery) examine(ctx context.Context, r *record.Record) (d death, dead 
 		}
 		return failure(r.State, why), true, nil
 	case r.BootID != m.life.cfg.BootID:
-		return hostDown(r.State), true, nil
+		return m.ofBackup(r, hostDown(r.State)), true, nil
 	}
 	alive, err := m.life.Cgroups.Populated(r.ID)
 	if err != nil || alive && r.State != record.Stopping {
@@ -310,7 +310,7 @@ func (m recovery) examine(ctx context.Context, r *record.Record) (d death, dead 
 	if d = m.life.diagnose(ctx, r); live(r.State) && !d.well() && !m.life.cfg.sameUserspace(r) {
 		d = hostDown(r.State)
 	}
-	return d, true, nil
+	return m.ofBackup(r, d), true, nil
 }
 
 // adopt takes over a live sandbox: it finishes the intent, restores what the sandbox

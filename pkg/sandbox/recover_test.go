@@ -188,8 +188,13 @@ func TestOlderThanLife(t *testing.T) {
 		h.plant("frozen/" + lives["running, paused since"])
 		time.Sleep(2 * time.Hour) // Retain is over, too
 
-		m, d := reincarnate(t, h, m, func(c *Config) { c.NoSweep = "the state was restored" })
+		m, d := reincarnate(t, h, m, func(c *Config) { c.NoSweep, c.Restored = "the state was restored", true })
 		agree(t, h, d)
+		for _, name := range []string{"running before a reboot", "paused before a reboot", "running, paused since"} {
+			if r, err := m.Get(t.Context(), dead[name]); err != nil || r.Reason != record.Restored {
+				t.Errorf("%s, and dead: %s, %v; want restored", name, r.Reason, err)
+			}
+		}
 		for range 2 { // the second may sweep
 			for name, id := range lives {
 				if r, err := m.Get(t.Context(), id); err != nil || r.State != record.Running || r.BootID != h.bootID || r.Reason != "" ||

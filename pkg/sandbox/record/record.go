@@ -88,6 +88,7 @@ const (
 	DiskFull     Reason = "disk_full"     // its entrypoint failed while its disk was full
 	PidsLimit    Reason = "pids_limit"    // its entrypoint failed after it was refused processes
 	HostReboot   Reason = "host_reboot"   // the host went down under it
+	Restored     Reason = "restored"      // it ran when the backup was made from which the state was restored
 	RuntimeCrash Reason = "runtime_crash" // runtime or agent died without a message
 	CreateFailed Reason = "create_failed" // it never ran
 	Stopped      Reason = "stopped"       // a client asked for it; it is kept until it expires or is deleted
