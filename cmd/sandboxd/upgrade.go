@@ -75,7 +75,9 @@ func (c *changing) change(out io.Writer) (ch upgrade.Change, err error) {
 // restartService has systemd restart the daemon. If ctx ends, systemd goes on with that until it is
 // asked again, which makes it give up the daemon that does not come up.
 func restartService(ctx context.Context) error {
-	_, err := shell(ctx, "systemctl daemon-reload && systemctl restart sandboxd.service")
+	// A service that systemd has given up does not start before that is reset.
+	_, err := shell(ctx, "systemctl daemon-reload && { systemctl reset-failed sandboxd.socket sandboxd.service 2>/dev/null; "+
+		"systemctl restart sandboxd.service; }")
 	if err == nil {
 		return nil
 	}

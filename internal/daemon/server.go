@@ -66,6 +66,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		AwaitReady: d.watcher.Await,
 		Use:        useHeld(d),
 		Hold:       d.hold.Await,
+		Trying:     d.hold.Trying,
 		Impaired:   d.impaired,
 		OpenAPI:    openapi.JSON,
 		Docs:       openapi.Docs,

@@ -60,11 +60,15 @@ func (c *Change) Run(ctx context.Context) (err error) {
 	}
 	before, err := c.look(ctx)
 	if err != nil {
-		return fmt.Errorf("the daemon must run before its version is changed, so that the new one can be compared with it: %w; "+
-			"start it, or install a package instead", err)
+		if before, err = c.rescue(ctx, j, err); err != nil {
+			return err
+		}
+	}
+	if err := c.reads(j, before); err != nil {
+		return err
 	}
 	fmt.Fprintf(c.Out, "checking %s: configuration, host, state\n", c.To)
-	if err := c.preflight(ctx, j.From); err != nil {
+	if err := c.preflight(ctx, j.From, before); err != nil {
 		return fmt.Errorf("sandboxd %s cannot run here, and nothing was changed: %w", c.To, err)
 	}
 	if err := ctx.Err(); err != nil {
@@ -75,7 +79,7 @@ func (c *Change) Run(ctx context.Context) (err error) {
 	}
 	fmt.Fprintf(c.Out, "changing from %s to %s\n", j.From, c.To)
 	if err := c.try(ctx, j, before); err != nil {
-		return c.back(ctx, j, err)
+		return c.back(ctx, j, before, err)
 	}
 	fmt.Fprintf(c.Out, "sandboxd %s runs; to go back to %s: sandboxd rollback\n", c.To, j.From)
 	return nil
@@ -124,12 +128,22 @@ func (c *Change) journal() (*versions.Journal, error) {
 	if j.ToSchema, err = c.Root.Schema(c.To); err != nil {
 		return nil, err
 	}
-	if j.ToSchema < j.FromSchema {
-		return nil, errs.New(errs.WrongState, "sandboxd %s reads state up to schema %d, and %s has written schema %d: it cannot read "+
-			"it. To go back, stop the service, restore a backup of that time with sandboxd restore, and install the older package",
-			c.To, j.ToSchema, j.From, j.FromSchema)
-	}
 	return j, nil
+}
+
+// reads fails if the other version cannot read the state.
+func (c *Change) reads(j *versions.Journal, before *view) error {
+	if j.ToSchema >= j.FromSchema {
+		return nil
+	}
+	advice := "To go back, stop the service, restore a backup of that time with sandboxd restore, and install the older package"
+	if before.kept != "" {
+		advice = fmt.Sprintf("What the state was before that is kept in %s, of %s. To go back to it, and lose what was changed since: "+
+			"stop the service (systemctl stop sandboxd.socket sandboxd.service), put that file in the place of %s, and do the same again",
+			before.kept, before.keptAt.UTC().Format(time.RFC3339), before.state)
+	}
+	return errs.New(errs.WrongState, "sandboxd %s reads state up to schema %d, and %s has written schema %d: it cannot read it. %s",
+		c.To, j.ToSchema, j.From, j.FromSchema, advice)
 }
 
 // backLimit is how long the version of before may take to start: as long as the service's unit gives it
@@ -188,8 +202,12 @@ func (c *Change) restart(ctx context.Context) error {
 }
 
 // back lets the version of before run again, and returns why. It cannot be interrupted.
-func (c *Change) back(ctx context.Context, j *versions.Journal, why error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), backLimit)
+func (c *Change) back(ctx context.Context, j *versions.Journal, before *view, why error) error {
+	limit := backLimit
+	if before.dead != nil { // it did not run before either
+		limit = c.Limit
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	if now, err := c.Root.Journal(); err == nil && now != nil && now.Step == versions.Done && now.Nonce == j.Nonce {
 		return fmt.Errorf("sandboxd %s runs; what was left to do failed: %w", j.To, why)

@@ -16,7 +16,7 @@ import (
 
 // preflight lets the new version read the configuration, look at the host, and bring a copy of the
 // state forward. It changes nothing.
-func (c *Change) preflight(ctx context.Context, from string) error {
+func (c *Change) preflight(ctx context.Context, from string, before *view) error {
 	program := c.Root.Program(c.To, "sandboxd")
 	if err := tell(ctx, nil, program, c.args("config", "check")...); err != nil {
 		return fmt.Errorf("its configuration: %w", err)
@@ -25,11 +25,19 @@ func (c *Change) preflight(ctx context.Context, from string) error {
 		return fmt.Errorf("%s sets libexec_dir = %q, so runtimes and agent would not be of that version: remove libexec_dir", c.Config,
 			cfg.LibexecDir)
 	}
+	if before.dead != nil {
+		return c.checkDead(ctx, from, program)
+	}
 	if err := c.examine(ctx, from); err != nil {
 		return err
 	}
+	return c.restores(ctx, program, c.Client.System().Backup)
+}
+
+// restores lets a program try whether it can restore a backup.
+func (c *Change) restores(ctx context.Context, program string, save func(context.Context, io.Writer) error) error {
 	state, backup := io.Pipe()
-	go func() { backup.CloseWithError(c.Client.System().Backup(ctx, backup)) }()
+	go func() { backup.CloseWithError(save(ctx, backup)) }()
 	err := tell(ctx, state, program, c.args("restore", "--check", "-")...)
 	state.CloseWithError(errors.New("nobody reads it")) //nolint:errcheck // never fails
 	if err != nil {

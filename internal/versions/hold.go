@@ -94,10 +94,24 @@ func (h *Hold) Stop() {
 	}
 }
 
+// Trying reports whether nonce is that of the change and the trial lasts: the request is of the program
+// that tries this version.
+func (h *Hold) Trying(nonce string) bool {
+	if h == nil {
+		return false
+	}
+	select {
+	case <-h.over:
+		return false
+	default:
+		return subtle.ConstantTimeCompare([]byte(nonce), []byte(h.j.Nonce)) == 1
+	}
+}
+
 // Await returns when a request may change the state. nonce is what the request says; with the nonce of
 // the change it need not wait. An error says when to ask again.
 func (h *Hold) Await(ctx context.Context, nonce string) error {
-	if h == nil || !h.j.Holds() || subtle.ConstantTimeCompare([]byte(nonce), []byte(h.j.Nonce)) == 1 {
+	if h == nil || !h.j.Holds() || h.Trying(nonce) {
 		return nil
 	}
 	limit := time.NewTimer(h.limit)

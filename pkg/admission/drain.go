@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,6 +21,14 @@ type Drain struct {
 	mu    sync.Mutex
 	since time.Time // zero: it does not drain; guarded by mu
 }
+
+type trialKey struct{}
+
+// Trial returns a context of the program that tries a new version of the daemon. The gate lets it create
+// sandboxes while the host drains: it deletes them at once, and operators drain a host before they upgrade.
+func Trial(ctx context.Context) context.Context { return context.WithValue(ctx, trialKey{}, true) }
+
+func onTrial(ctx context.Context) bool { return ctx.Value(trialKey{}) != nil }
 
 // OpenDrain reads the file at path. The file's age is the start of the drain.
 func OpenDrain(path string) (*Drain, error) {

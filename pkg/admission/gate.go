@@ -248,7 +248,7 @@ func (r *refusal) Unwrap() error { return r.err }
 
 // enter is Enter, without a second try.
 func (g *Gate) enter(ctx context.Context, needs int64, more int) (leave func(), err error) {
-	if since := g.Drain.Since(); !since.IsZero() {
+	if since := g.Drain.Since(); !since.IsZero() && !onTrial(ctx) {
 		return nil, &refusal{Draining, errs.Retry(errs.Wire(errs.New(errs.Unavailable,
 			"this host creates and starts no sandboxes: it has been draining since %s; running sandboxes are not affected; `sandboxctl "+
 				"system drain --off` ends the drain", since.Format(time.RFC3339)),

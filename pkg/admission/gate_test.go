@@ -158,6 +158,11 @@ func TestDrain(t *testing.T) {
 	if _, err := g.Enter(t.Context(), "runc", 0, 0); !errs.Is(err, errs.Unavailable) {
 		t.Errorf("a start: %v", err)
 	}
+	leave, err := g.Enter(Trial(t.Context()), "runc", 0, 1)
+	if err != nil {
+		t.Fatalf("the trial of a new version on a host that drains: %v", err)
+	}
+	leave()
 	again, err := OpenDrain(g.Drain.path)
 	if err != nil || again.Since().IsZero() || time.Since(again.Since()).Abs() > time.Minute {
 		t.Fatalf("after a restart: %v, %v", again.Since(), err)

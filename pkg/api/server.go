@@ -30,6 +30,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/journal"
+	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
@@ -102,6 +103,9 @@ type Config struct {
 	// Hold blocks until a request may change what the store has, or says why it may not; nonce is its
 	// header Sandboxd-Trial. nil: it may. (versions.Hold)
 	Hold func(ctx context.Context, nonce string) error
+	// Trying reports whether nonce is of the program that tries this version: what it creates is gone in
+	// a moment, so it passes a drain of the host. May be nil. (versions.Hold)
+	Trying func(nonce string) bool
 
 	// Impaired names, for /health, a fault that does not keep the daemon from serving,
 	// in words that anybody may read; nil or "": none.
@@ -321,7 +325,11 @@ func (s *Server) hold(tw *tracked, r *http.Request) error {
 		}
 		r.Body = io.NopCloser(bytes.NewReader(b))
 	}
-	err := s.cfg.Hold(r.Context(), r.Header.Get(wire.HeaderTrial))
+	nonce := r.Header.Get(wire.HeaderTrial)
+	if nonce != "" && s.cfg.Trying != nil && s.cfg.Trying(nonce) {
+		*r = *r.WithContext(admission.Trial(r.Context()))
+	}
+	err := s.cfg.Hold(r.Context(), nonce)
 	if err == nil && r.ContentLength != 0 && time.Since(start) > time.Second {
 		tw.rc.SetReadDeadline(time.Now().Add(bodyTime)) //nolint:errcheck // a recorder in a test has none
 	}

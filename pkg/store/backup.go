@@ -29,6 +29,23 @@ func (db *DB) Backup(w io.Writer) (n int64, err error) {
 	return n, nil
 }
 
+// Copy writes a file that no daemon has open, as it is at one moment. It fails with ErrLocked if one has.
+func Copy(path string, w io.Writer) error {
+	b, err := open(path, time.Second, true)
+	if err != nil {
+		return err
+	}
+	defer b.Close() //nolint:errcheck // read only
+	err = b.View(func(tx *bbolt.Tx) error {
+		_, err := tx.WriteTo(w)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("copy %s: %w", path, err)
+	}
+	return nil
+}
+
 // Facts are what a file that is not open says about itself.
 type Facts struct {
 	Schema    int    `json:"schema"`

@@ -5,6 +5,9 @@ package e2e_test
 import (
 	"context"
 	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -26,9 +29,11 @@ import (
 // all sandboxes. internal/upgrade cuts the power at each step.
 func TestChangeVersionKilled(t *testing.T) {
 	s := newService(t, "0.9.0")
-	s.install(nextVersion, store.Schema)
-	s.install("0.10.0", store.Schema+1)
-	s.keep(nextVersion, "0.10.0")
+	s.settled(func() {
+		s.install(nextVersion, store.Schema)
+		s.install("0.10.0", store.Schema+1)
+		s.keep(nextVersion, "0.10.0")
+	})
 	counters := s.counters()
 	for _, to := range []string{nextVersion, "0.10.0"} {
 		for _, point := range upgrade.FailpointNames() {
@@ -63,9 +68,11 @@ func TestChangeVersionKilled(t *testing.T) {
 // or hibernated, and snapshotted. What the API has promised holds after it, and nothing of what it refused is left.
 func TestChangeVersionBusy(t *testing.T) {
 	s := newService(t, "0.9.0")
-	s.install(nextVersion, store.Schema)
-	s.install("0.10.0", store.Schema+1)
-	s.keep(nextVersion, "0.10.0")
+	s.settled(func() {
+		s.install(nextVersion, store.Schema)
+		s.install("0.10.0", store.Schema+1)
+		s.keep(nextVersion, "0.10.0")
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var busy sync.WaitGroup
 	var mu sync.Mutex
@@ -160,8 +167,10 @@ func TestChangeVersionBusy(t *testing.T) {
 // for a second at most: docs/benchmarks.md has the figures.
 func TestChangeVersionHundred(t *testing.T) {
 	s := newService(t, "0.9.0", "[limits]", "max_sandboxes = 300")
-	s.install(nextVersion, store.Schema)
-	s.keep(nextVersion)
+	s.settled(func() {
+		s.install(nextVersion, store.Schema)
+		s.keep(nextVersion)
+	})
 	var ids []string
 	for range 50 {
 		for _, runtime := range runtimes {
@@ -200,4 +209,48 @@ func TestChangeVersionHundred(t *testing.T) {
 	if lost, err := crowd.End(t.Context()); err != nil || lost != (downtime.Loss{}) {
 		t.Errorf("lost %+v, %v", lost, err)
 	}
+}
+
+// TestChangeVersionRestored: a host whose restored state is not accepted changes its version, though no
+// version of it creates a sandbox, and says that the runtimes were not tried.
+func TestChangeVersionRestored(t *testing.T) {
+	s := newService(t, "0.9.0")
+	s.settled(func() {
+		s.install(nextVersion, store.Schema)
+		s.keep(nextVersion)
+	})
+	file, err := os.Create(s.path("backup"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.api.System().Backup(t.Context(), file), file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	stray := s.create(t, spec("runc")).ID
+	restore := func(args ...string) {
+		t.Helper()
+		if err := s.stop(); err != nil {
+			t.Fatal(err)
+		}
+		program := filepath.Join(string(s.root), "current/bin/sandboxd")
+		if out, err := exec.Command(program, append([]string{"restore", "--config", s.Config}, args...)...).CombinedOutput(); err != nil {
+			t.Fatalf("restore: %v\n%s", err, out)
+		}
+	}
+	restore(s.path("backup"))
+	s.restart()
+	if info, err := s.api.System().Info(t.Context()); err != nil || !slices.Contains(info.Strays, stray) {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	out, err := s.change("", "rollback", nextVersion)
+	if err != nil || !strings.Contains(out, "because the host has 1 sandbox that the state does not know") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	s.runs(nextVersion)
+	restore("--accept")
+	s.restart()
+	if out, err = s.change("", "rollback"); err != nil || !strings.Contains(out, "a new sandbox on runsc came up") {
+		t.Errorf("accepted: %v\n%s", err, out)
+	}
+	s.runs("0.9.0")
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/internal/versions"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
@@ -170,6 +171,25 @@ exec %s "$@"
 	}
 }
 
+// deadGVisor lets runsc of a version start nothing, until mend is called.
+func (s *service) deadGVisor(version string) (mend func()) {
+	s.t.Helper()
+	program := filepath.Join(s.root.Dir(version), "libexec/sandboxd/runsc")
+	text := fmt.Sprintf(`#!/bin/sh
+case " $* " in *" run "* | *" restore "*) echo 'this gVisor is dead' >&2; exit 1 ;; esac
+exec %s.whole "$@"
+`, program)
+	if err := errors.Join(os.Rename(program, program+".whole"), os.WriteFile(program, []byte(text), 0o755)); err != nil {
+		s.t.Fatal(err)
+	}
+	return func() {
+		s.t.Helper()
+		if err := os.Rename(program+".whole", program); err != nil {
+			s.t.Error(err)
+		}
+	}
+}
+
 // keep has a program run from each version: the daemon's sweep leaves those alone, also if no link
 // names them. An operator's `sandboxd upgrade` holds the root's lock meanwhile.
 func (s *service) keep(all ...string) {
@@ -188,6 +208,18 @@ func (s *service) keep(all ...string) {
 			keeper.Wait()         //nolint:errcheck // it was killed
 		})
 	}
+}
+
+// settled does something to the versions while no sweep removes any: it holds the lock, as
+// `sandboxd upgrade` does.
+func (s *service) settled(do func()) {
+	s.t.Helper()
+	lock, err := s.root.Lock()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer lock.Unlock()
+	do()
 }
 
 // restart does what "systemctl restart" does.
@@ -312,10 +344,12 @@ func (s *service) whole(c *counter) {
 // and one with a new schema, while a command runs on each runtime.
 func TestChangeVersion(t *testing.T) {
 	s := newService(t, "0.9.0")
-	s.install(nextVersion, store.Schema)
-	s.install("0.10.0", store.Schema+1)
-	s.broken("0.9.2", nextVersion)
-	s.keep(nextVersion, "0.10.0", "0.9.2")
+	s.settled(func() {
+		s.install(nextVersion, store.Schema)
+		s.install("0.10.0", store.Schema+1)
+		s.broken("0.9.2", nextVersion)
+		s.keep(nextVersion, "0.10.0", "0.9.2")
+	})
 	counters := s.counters()
 	alive := func() {
 		t.Helper()
@@ -328,13 +362,22 @@ func TestChangeVersion(t *testing.T) {
 	if out, err := s.change("", "rollback"); err == nil || !strings.Contains(out, "no version ran before") {
 		t.Errorf("a rollback without a version before: %v\n%s", err, out)
 	}
+	if err := s.api.System().Drain(t.Context(), true); err != nil { // as operators do first
+		t.Fatal(err)
+	}
 	out, err := s.change("", "rollback", nextVersion)
 	if err != nil {
-		t.Fatalf("to the next version: %v\n%s", err, out)
+		t.Fatalf("to the next version, on a host that drains: %v\n%s", err, out)
+	}
+	if _, err := s.api.Create(t.Context(), spec("runc"), true); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("a create after that, on a host that drains: %v", err)
+	}
+	if err := s.api.System().Drain(t.Context(), false); err != nil {
+		t.Fatal(err)
 	}
 	for _, want := range []string{
 		"checking " + nextVersion, "changing from 0.9.0 to " + nextVersion, "2 sandboxes answer", "a new sandbox on runc came up",
-		"a new sandbox on runsc came up", "sandboxd " + nextVersion + " runs",
+		"a new sandbox on runsc came up: a file, a command, a name, a fork, its end", "sandboxd " + nextVersion + " runs",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("it does not say %q:\n%s", want, out)
@@ -345,6 +388,27 @@ func TestChangeVersion(t *testing.T) {
 	if out, err := s.change("", "rollback"); err != nil {
 		t.Fatalf("back: %v\n%s", err, out)
 	}
+	s.runs("0.9.0")
+	alive()
+
+	// A version that a package installed does not start: a rollback leads to the one before.
+	if err := errors.Join(s.root.Point(versions.Previous, "0.9.0"), s.root.Point(versions.Current, "0.9.2"), s.stop()); err != nil {
+		t.Fatal(err)
+	}
+	out, err = s.change("", "rollback")
+	if err != nil || !strings.Contains(out, "sandboxd 0.9.2 does not serve: cannot connect") || !strings.Contains(out, "0.9.0 runs") {
+		t.Errorf("back from a version that does not start: %v\n%s", err, out)
+	}
+	s.runs("0.9.0")
+	alive()
+
+	// A version on whose gVisor nothing starts is undone, though its daemon serves.
+	mend := s.deadGVisor(nextVersion)
+	out, err = s.change("", "rollback", nextVersion)
+	if err == nil || !strings.Contains(out, "on runsc did not come up") || !strings.Contains(out, "0.9.0 runs again") {
+		t.Errorf("to a version with a dead gVisor: %v\n%s", err, out)
+	}
+	mend()
 	s.runs("0.9.0")
 	alive()
 

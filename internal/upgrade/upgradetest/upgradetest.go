@@ -20,10 +20,12 @@ func Daemon(socket string, running func() string) (*client.Client, error) {
 	}
 	mux := http.NewServeMux()
 	for path, answer := range map[string]func() any{
-		"version":   func() any { return map[string]string{"version": running()} },
-		"health":    func() any { return map[string]string{"status": "healthy"} },
-		"sandboxes": func() any { return map[string][]string{"items": {}} },
-		"images":    func() any { return map[string][]string{"items": {}} },
+		"version":     func() any { return map[string]string{"version": running()} },
+		"health":      func() any { return map[string]string{"status": "healthy"} },
+		"sandboxes":   func() any { return map[string][]string{"items": {}} },
+		"system/info": func() any { return map[string]string{} },
+		"pools":       func() any { return map[string][]string{"items": {}} },
+		"images":      func() any { return map[string][]string{"items": {}} },
 	} {
 		mux.HandleFunc("/v1/"+path, func(w http.ResponseWriter, _ *http.Request) {
 			json.NewEncoder(w).Encode(answer()) //nolint:errcheck // the client notices
