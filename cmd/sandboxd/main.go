@@ -19,6 +19,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/release"
 	"github.com/sandboxd/sandboxd/internal/sbom"
+	"github.com/sandboxd/sandboxd/internal/systemd"
 )
 
 func main() {
@@ -85,6 +86,9 @@ func serveCommand() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if d.on {
 			return d.start(*path)
+		}
+		if err := systemd.Claim(); err != nil {
+			return err
 		}
 		cfg, err := config.Load(*path)
 		if err != nil {

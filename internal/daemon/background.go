@@ -41,6 +41,7 @@ type background struct{ *Daemon }
 func (d background) run(ctx context.Context) {
 	go d.forgetClients(ctx)
 	go d.watchLinks(ctx)
+	go d.settled(ctx)
 	go func() {
 		if err := systemd.Watch(ctx, d.healthy, func(err error) {
 			d.log.Error("the daemon is not healthy; systemd restarts it if this persists", "err", err)
@@ -52,6 +53,23 @@ func (d background) run(ctx context.Context) {
 	case <-d.hold.Free():
 		d.keep(ctx)
 	case <-ctx.Done():
+	}
+}
+
+// wellAfter is how long the daemon serves before its restarts are forgotten.
+const wellAfter = time.Minute
+
+// settled lets the next restarts be quick again when this daemon has served for a while.
+func (d background) settled(ctx context.Context) {
+	wait := time.NewTimer(wellAfter)
+	defer wait.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-wait.C:
+	}
+	if err := systemd.Settled(ctx); err != nil && ctx.Err() == nil {
+		d.log.Warn("restarts of the service stay slow", "err", err)
 	}
 }
 

@@ -97,7 +97,7 @@ func New(host, key string) (*Client, error) {
 	tr := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 16, IdleConnTimeout: 90 * time.Second, DisableCompression: true,
 	}
-	d := &daemon{host: host, key: key, answer: answerLimit, ping: pingEvery, http: &http.Client{
+	d := &daemon{host: host, key: key, answer: answerLimit, ping: pingEvery, look: lookEvery, http: &http.Client{
 		Transport: tr,
 		// The API does not redirect; a sandbox behind it may, to anywhere.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -116,6 +116,7 @@ func New(host, key string) (*Client, error) {
 			return nil, badHost(host)
 		}
 		tr.Proxy = nil
+		d.socket = rest
 		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return watch(dialer.DialContext(ctx, "unix", rest))
 		}

@@ -35,11 +35,14 @@ type daemon struct {
 	base string // "http://…", without a slash at its end
 	key  string
 	http *http.Client
+	// socket is the path of the Unix socket; "": it is another kind of connection.
+	socket string
 	// trial is the value of the header of whoever tries a new version; "": not sent.
 	trial string
 
 	answer time.Duration // answerLimit, but in tests
 	ping   time.Duration // pingEvery, but in tests
+	look   time.Duration // lookEvery, but in tests
 }
 
 // in is a sandbox of the daemon, by its id or name.
@@ -116,13 +119,20 @@ func (d *daemon) stream(ctx context.Context, r request) (*http.Response, error) 
 	if d.trial != "" {
 		req.Header.Set(wire.HeaderTrial, d.trial)
 	}
+	stop := d.watchDaemon(cancel)
 	resp, err := d.http.Do(req)
+	stop()
 	if err != nil {
-		if context.Cause(ctx) == errSilent { //nolint:errorlint // it is passed through unwrapped
+		switch context.Cause(ctx) { //nolint:errorlint // they are passed through unwrapped
+		case errDeserted:
+			err = errs.Wrap(err, errs.Unavailable, "no sandboxd serves %s: the one that did has ended, and none has taken its place. "+
+				"If it fails to start, `systemctl status sandboxd` and `journalctl -u sandboxd -n 20` say why; if it was stopped, start "+
+				"it with `systemctl start sandboxd`. Sandboxes keep running", d.host)
+		case errSilent:
 			err = errs.Wrap(err, errs.Unavailable, "%s accepted the request %s %s and did not answer within %s: "+
-				"sandboxd hangs or its host is overloaded; check its log, restart it if needed (sandboxes keep running), and try again",
-				d.host, r.method, r.path, d.answer)
-		} else {
+				"sandboxd starts, hangs or its host is overloaded; see `systemctl status sandboxd` and its log, restart it if needed "+
+				"(sandboxes keep running), and try again", d.host, r.method, r.path, d.answer)
+		default:
 			err = d.lost(asker, err)
 		}
 		cancel(nil)

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -29,7 +31,8 @@ func (d *daemon) lost(ctx context.Context, err error) error {
 			return errs.Wrap(err, errs.Denied, "cannot connect to %s: permission denied; become root or a member of group sandboxd", d.host)
 		}
 		return errs.Wrap(err, errs.Unavailable, "cannot connect to %s: %s; is sandboxd running? "+
-			"Start it with `make dev-up` or `systemctl start sandboxd`, or set SANDBOXD_HOST", d.host, why)
+			"Start it with `make dev-up` or `systemctl start sandboxd`, or set SANDBOXD_HOST; `systemctl status sandboxd` and "+
+			"`journalctl -u sandboxd -n 20` say why a service does not run", d.host, why)
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
@@ -102,4 +105,68 @@ func codeOf(status int, wireCode string) errs.Code {
 		return errs.Unavailable
 	}
 	return errs.Internal
+}
+
+// A socket that systemd holds accepts connections while no daemon runs: they wait for the next one. That is
+// right for a restart, and wrong for a daemon that does not start. The kernel keeps who listens (SO_PEERCRED,
+// unix(7)), and a daemon calls listen(2) on the socket that systemd passes as the first thing it does
+// (systemd.Claim). So a client sees whether the last daemon lives.
+
+// lookEvery is how often a client that waits looks, and desertedLooks after how many looks in a row it gives up
+// that found no daemon, or another one than the last: a restart takes a second or two.
+const (
+	lookEvery     = 2 * time.Second
+	desertedLooks = 4
+)
+
+// errDeserted is why a request was given up: no daemon serves the socket.
+var errDeserted = errors.New("no daemon serves the socket")
+
+// watchDaemon cancels a request that waits if no daemon comes to serve it. Call stop when its answer begins.
+func (d *daemon) watchDaemon(cancel context.CancelCauseFunc) (stop func()) {
+	if d.socket == "" {
+		return func() {}
+	}
+	done := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(d.look)
+		defer tick.Stop()
+		last, none := 0, 0
+		for none < desertedLooks {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+			}
+			pid, lives := listener(d.socket)
+			if lives && (pid == last || last == 0) {
+				none = 0
+			} else {
+				none++
+			}
+			last = pid
+		}
+		cancel(errDeserted)
+	}()
+	return func() { close(done) }
+}
+
+// listener returns the process that listens on a socket, and whether it lives. What cannot be known, such as a
+// process outside of this PID namespace, counts as one that lives.
+func listener(socket string) (pid int, lives bool) {
+	c, err := net.DialTimeout("unix", socket, lookEvery)
+	if err != nil {
+		return 0, true // the request itself meets it, or the queue is full
+	}
+	defer c.Close() //nolint:errcheck // nothing was written
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, true
+	}
+	var peer *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if cerr != nil || err != nil || peer.Pid <= 1 { // 1: systemd listens, and no daemon of this release ever did
+		return 0, true
+	}
+	return int(peer.Pid), !errors.Is(unix.Kill(int(peer.Pid), 0), unix.ESRCH)
 }

@@ -81,15 +81,17 @@ func TestMountNamespace(t *testing.T) {
 	}
 }
 
-// TestRestartForEver: no number of failures ends the service.
-func TestRestartForEver(t *testing.T) {
+// TestRestartLater: a daemon that does not start is tried more and more rarely; a systemd that knows no steps gives up
+// at last. The first restart after a crash comes at once.
+func TestRestartLater(t *testing.T) {
 	b, err := os.ReadFile(unit(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	head, _, _ := strings.Cut(string(b), "[Service]")
-	if !strings.Contains(head, "\nStartLimitIntervalSec=0\n") || !strings.Contains(string(b), "\nRestart=always\nRestartSec=1\n") {
-		t.Errorf("want Restart=always, RestartSec=1 and [Unit] StartLimitIntervalSec=0 in:\n%s", b)
+	if !strings.Contains(head, "\nStartLimitIntervalSec=1h\nStartLimitBurst=500\n") ||
+		!strings.Contains(string(b), "\nRestart=always\nRestartSec=1\nRestartSteps=8\nRestartMaxDelaySec=60\n") {
+		t.Errorf("want restarts after 1 to 60 s, and at most 500 in an hour, in:\n%s", b)
 	}
 }
 
