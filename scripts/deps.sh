@@ -5,6 +5,7 @@ set -euo pipefail
 
 want=(
   gcc libc6-dev libseccomp-dev pkg-config   # sandboxd-runc is cgo
+  patch                                     # runsc is gVisor with patches
   iptables ipset iproute2                   # the packet layer
   btrfs-progs                               # mkfs of the storage pool
   mmdebstrap                                # images from recipes

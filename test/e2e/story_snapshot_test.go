@@ -133,7 +133,7 @@ func tellSnapshots(t *testing.T, l *lab) {
 	running := snap("origin", "--name", "while it runs")
 	l.wants(l.ctl("snapshot", "create", "origin", "--name", "while it runs"), 125, running+" has the name")
 	l.answers(t, id) // it goes on
-	for range 3 {    // also frozen again and again, with nothing to do in between (tools/runsc/build.sh)
+	for range 3 {    // also frozen again and again, with nothing to do in between (tools/runsc/patches/frozen-twice.patch)
 		l.ok("snapshot", "rm", snap("origin"))
 		l.ok("pause", "origin")
 		l.ok("resume", "origin")

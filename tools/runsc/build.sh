@@ -44,7 +44,7 @@ fi
 # What these very files gave before, and still has the recorded sum, is not built again.
 sum() { sha256sum "$1" 2>/dev/null | cut -d' ' -f1; }
 if [ -z "$record" ]; then
-	from=$(cat build.sh go.mod go.sum ./*.go precompile/*.go "$sums" | sha256sum | cut -d' ' -f1)
+	from=$(cat build.sh go.mod go.sum ./*.go precompile/*.go patches/*.patch "$sums" | sha256sum | cut -d' ' -f1)
 	cached=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/sandboxd/runsc-$from
 	if [ "$(sum "$cached")" = "$want" ]; then
 		[ "$(sum "$out")" = "$want" ] || { cp "$cached" "$out.tmp.$$" && mv "$out.tmp.$$" "$out"; }
@@ -58,53 +58,34 @@ if ! have=$(go env GOVERSION 2>&1); then
 	exit 1
 fi
 tmp=$out.tmp.$$
-trap 'rm -rf "$tmp" mended' EXIT
+trap 'rm -rf "$tmp" patched' EXIT
 
-# The source that is built is the pin with two lines mended. Its place is a fixed
-# one, because the binary remembers it.
+# The source that is built is the pin with our patches. Its place is a fixed one,
+# because the binary remembers it.
 go mod download gvisor.dev/gvisor
 source=$(go list -m -f '{{.Dir}}' gvisor.dev/gvisor)
-rm -rf mended
-mkdir mended
-cp -R "$source" mended/gvisor
-chmod -R u+w mended
-
-# mend FILE FUNCTION SED: change or add one line of a file of gVisor.
-mend() {
-	sed -i "$3" "mended/gvisor/$1"
-	if [ "$(diff "$source/$1" "mended/gvisor/$1" | grep -c '^>')" != 1 ]; then
-		say "$1 of gVisor $pin is not what this script mends: read $2 there, and mend or drop the change here"
+rm -rf patched
+mkdir patched
+cp -R "$source" patched/gvisor
+chmod -R u+w patched
+# Each patch begins with its reason. One that does not fit exactly is refused: after a bump
+# of the pin, read what changed there, and renew or drop it.
+for patch in patches/*.patch; do
+	if ! patch --silent -p1 --fuzz=0 --batch --forward --no-backup-if-mismatch -d patched/gvisor <"$patch" >&2; then
+		say "$patch does not fit gVisor $pin: read its reason, and renew or drop it"
 		exit 1
 	fi
-}
+done
 
-# A guest that is frozen twice, by two pauses or two snapshots, with nothing to
-# do in between, must go on. Each freeze has the kernel withdraw what a waiting
-# syscall thread has notified the sentry of and, after the thaw, notify again;
-# of two in a row it announces one too many, and SECCOMP_IOCTL_NOTIF_RECV then
-# returns ENOENT for the one that is gone (kernel/seccomp.c,
-# seccomp_notify_recv). gVisor takes that for the death of the thread and kills
-# the process: the next command ended with SIGSEGV. There is more to wait for.
-mend pkg/sentry/platform/systrap/syscall_thread_unsafe.go waitForSeccompNotify \
-	's/if errno == unix\.EINTR && t\.subproc\.alive() {/if (errno == unix.EINTR || errno == unix.ENOENT) \&\& t.subproc.alive() {/'
-
-# A sleep of a guest must last as long as it says when the host's clock is set.
-# glibc's nanosleep and sleep call clock_nanosleep with CLOCK_REALTIME and a
-# duration, which Linux measures with CLOCK_MONOTONIC (clock_nanosleep(2)).
-# gVisor waits until a time of the wall clock: with the clock set back an hour,
-# `sleep 1` lasts an hour (google/gvisor#7775).
-mend pkg/sentry/syscalls/linux/sys_time.go ClockNanosleep \
-	'/^func ClockNanosleep(/,/^}/s/^\tdur := .*/&; if clockID == linux.CLOCK_REALTIME { c = t.Kernel().MonotonicClock() }/'
-
-cp go.mod mended/go.mod
-cp go.sum mended/go.sum
-go mod edit -replace gvisor.dev/gvisor=./mended/gvisor mended/go.mod
+cp go.mod patched/go.mod
+cp go.sum patched/go.sum
+go mod edit -replace gvisor.dev/gvisor=./patched/gvisor patched/go.mod
 
 if [ -n "$record" ] && [ -e "filters_$arch.go" ]; then
 	say "compiling the seccomp filters (a minute)"
-	go run ./precompile "filters_$arch.go"
+	go run -modfile patched/go.mod ./precompile "filters_$arch.go"
 fi
-go build -trimpath -buildvcs=false -modfile mended/go.mod -o "$tmp" \
+go build -trimpath -buildvcs=false -modfile patched/go.mod -o "$tmp" \
 	-ldflags="-s -w -buildid= -X gvisor.dev/gvisor/runsc/version.version=$pin+sandboxd" .
 got=$(sha256sum "$tmp" | cut -d' ' -f1)
 if [ -n "$record" ]; then

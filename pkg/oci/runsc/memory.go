@@ -86,7 +86,7 @@ func (d *Driver) Checkpoint(ctx context.Context, id, dir string, still func() er
 	if err != nil && strings.Contains(err.Error(), unix.ENOSPC.Error()) { // the sentry says so in words
 		err = errors.Join(err, unix.ENOSPC)
 	}
-	return err
+	return holding(err)
 }
 
 // pipe returns a pipe that holds as little as the kernel lets it, with an end to be written by
@@ -189,6 +189,37 @@ func (d *Driver) Restore(
 	return ran, gone(err)
 }
 
+// locked is what our runsc says when the guest holds a lock of a file that others may change
+// (tools/runsc/patches/host-locks.patch): its path in a mount, and that mount as "CONTAINER:PATH".
+var locked = regexp.MustCompile(`locks are held of ("(?:[^"\\]|\\.)*") in mount ("(?:[^"\\]|\\.)*")`)
+
+// holding says in the words of a client that a guest with such a lock is not checkpointed.
+func holding(err error) error {
+	if file := fileIn(locked, err); file != "" {
+		return errs.Wrap(err, errs.WrongState, "a program holds a lock of %.200q, on a volume or a directory of the host. Others could "+
+			"take it while the sandbox is asleep, and a copy cannot have it, too: try again when it is released", file)
+	}
+	return err
+}
+
+// fileIn is the path of the file that an error of runsc names as says, or "".
+func fileIn(says *regexp.Regexp, err error) string {
+	if err == nil {
+		return ""
+	}
+	found := says.FindStringSubmatch(err.Error())
+	if found == nil {
+		return ""
+	}
+	file, fileErr := strconv.Unquote(found[1])
+	mount, mountErr := strconv.Unquote(found[2])
+	if fileErr != nil || mountErr != nil {
+		return ""
+	}
+	_, mount, _ = strings.Cut(mount, ":")
+	return path.Join(mount, file)
+}
+
 // lost is what runsc says when a file that the guest had open is not there
 // (gvisor.dev/gvisor/pkg/sentry/fsimpl/gofer, restoreFile): its path in a mount, and that mount as
 // "CONTAINER:PATH".
@@ -197,19 +228,9 @@ var lost = regexp.MustCompile(`failed to walk ("(?:[^"\\]|\\.)*") of type \S+ in
 // gone says in the words of a client that a restore lacks a file. Others write to volumes and host
 // directories, so the file may have been removed after the checkpoint.
 func gone(err error) error {
-	if err == nil {
-		return nil
+	if file := fileIn(lost, err); file != "" {
+		return errs.Wrap(err, errs.WrongState, "a program in the memory has %.200q open, and that file is gone: put it back, or "+
+			"begin with the files alone (create without --with-memory; stop and start what hibernates)", file)
 	}
-	found := lost.FindStringSubmatch(err.Error())
-	if found == nil {
-		return err
-	}
-	file, fileErr := strconv.Unquote(found[1])
-	mount, mountErr := strconv.Unquote(found[2])
-	if fileErr != nil || mountErr != nil {
-		return err
-	}
-	_, mount, _ = strings.Cut(mount, ":")
-	return errs.Wrap(err, errs.WrongState, "a program in the memory has %.200q open, and that file is gone: put it back, or begin with "+
-		"the files alone (create without --with-memory; stop and start what hibernates)", path.Join(mount, file))
+	return err
 }

@@ -189,3 +189,17 @@ func TestGone(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestHolding: of a lock that keeps a guest from being checkpointed, the client reads the file.
+func TestHolding(t *testing.T) {
+	was := errors.New(`checkpointing failed: locks are held of "/a \"b\"" in mount "main:/v", which is shared`)
+	e, ok := errors.AsType[*errs.Error](holding(was))
+	if !ok || e.Code != errs.WrongState || !strings.Contains(e.Text, `holds a lock of "/v/a \"b\"", on a volume`) || !errors.Is(e, was) {
+		t.Errorf("%+v", e)
+	}
+	for _, other := range []error{nil, errors.New("locks are held of nothing")} {
+		if err := holding(other); err != other { //nolint:errorlint // the same one
+			t.Errorf("%v became %v", other, err)
+		}
+	}
+}
