@@ -47,7 +47,7 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 		{Name: "sandboxd-a-box-000002-20261123T073000Z.tar.gz", TakenAt: at.AddDate(0, 0, 1), Bytes: 1 << 20, Whose: "unknown"},
 	}})
 	answer("backups/status", wire.BackupStatus{
-		Target: "/srv/backups", Owner: "a-box-abcdefghijkl2345", Unknown: 3, EverySeconds: 86400,
+		Target: "/srv/backups", Owner: "a-box-abcdefghijkl2345", Unknown: 3, RemovalRefused: "denied", EverySeconds: 86400,
 		Data: &wire.BackupData{Packs: 65, LeftOut: 2}, Backup: wire.BackupRun{
 			LastGood: &at, Name: "sandboxd-a-box-000001-20261122T073000Z.tar.gz",
 			FailingSince: &at, LastTried: &at, Error: "it is\nfull\x1b",
@@ -239,7 +239,7 @@ func TestBackups(t *testing.T) {
 	r = d.run(t, "system", "backups", "status")
 	for _, want := range []string{
 		"/srv/backups\nowner   a-box-abcdefghijkl2345\nbackup  every 24h0m0s; ", "drill   on request; none yet",
-		"in 65 packs", "unknown 3 backups",
+		"in 65 packs", "unknown 3 backups", "none is removed: denied",
 		"2 volumes and snapshots could not be read", "check   packs", "sandboxd-a-box-000001-", "fails since ", "it is\n", `full\x1b`,
 	} {
 		if r.code != 0 || !strings.Contains(r.out, want) {

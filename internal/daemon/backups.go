@@ -194,7 +194,8 @@ func (b backups) Status() (wire.BackupStatus, error) {
 	s := b.Keeper.Status()
 	return wire.BackupStatus{
 		Owner: b.Whose().Owner(), Unknown: s.Unknown.Count, UnknownNewest: s.Unknown.Newest,
-		Data: b.data(s), Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
+		RemovalRefused: s.Refused,
+		Data:           b.data(s), Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
 		MaxAgeSeconds: int64(b.Keep.Age.Seconds()), Encrypted: b.Recipients != nil, Backup: wireRun(s.Backup),
 		DrillSeconds: int64(b.Trial.Every.Seconds()), Drill: wireRun(s.Drill),
 	}, nil

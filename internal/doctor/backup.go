@@ -83,6 +83,10 @@ func (h *host) backups() Finding {
 			"makes them count", "the target has %s under the name of this host that this state has not written, such as %s: they are not "+
 			"counted, and never removed; %s", errs.Count(n, "backup", "backups"), s.Unknown.Newest, last)
 	}
+	if s.Refused != "" && !s.Backup.Late(every, h.now()) {
+		return warn("let the key of the target remove objects, or, if the target is append-only on purpose, see to it that the storage "+
+			"removes old ones", "the target lets no old backup be removed, so it grows without end: %s; %s", s.Refused, last)
+	}
 	if s.Backup.Late(every, h.now()) {
 		return warn(mend, "%s; there should be one every %s", last, every)
 	}

@@ -32,6 +32,7 @@ func TestBackups(t *testing.T) {
 		"fails":           {"/srv", 24 * time.Hour, at(30*time.Hour) + "," + failed, OK, "since 2026-11-25T11:00:00Z it fails: it is full"},
 		"fails for long":  {"/srv", 24 * time.Hour, at(49*time.Hour) + "," + failed, Warn, "it is full"},
 		"unreadable":      {"/srv", time.Hour, "{", Warn, "backups.json"},
+		"append-only":     {"/srv", time.Hour, at(0) + `}, "removalRefused": "denied", "drill": {`, Warn, "grows without end: denied"},
 		"unknown ones":    {"/srv", time.Hour, at(0) + `}, "unknown": {"count": 3, "newest": "sandboxd-a-b-000003"`, Warn, "3 backups under"},
 	} {
 		dir := t.TempDir()

@@ -12,6 +12,7 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -257,9 +258,11 @@ func (k *Keeper) removeOld(ctx context.Context, now time.Time) {
 		k.Log.Warn("old backups are not removed; the next run tries again", "err", err)
 		return
 	}
+	var refused error
 	for _, old := range Plan(mine, k.Keep, now) {
 		if err := target.Drop(ctx, k.Target, old.Name); err != nil {
 			k.Log.Warn("an old backup is not removed; the next run tries again", "name", old.Name, "err", err)
+			refused = cmp.Or(refused, err)
 			continue
 		}
 		all = slices.DeleteFunc(all, func(b target.Backup) bool { return b.Name == old.Name })
@@ -267,7 +270,14 @@ func (k *Keeper) removeOld(ctx context.Context, now time.Time) {
 	}
 	if err := k.prune(ctx, all); err != nil {
 		k.Log.Warn("packs that no backup needs are not removed; the next run tries again", "err", err)
+		refused = cmp.Or(refused, err)
 	}
+	k.remember(func(s *Status) {
+		s.Refused = ""
+		if refused != nil {
+			s.Refused = refused.Error()
+		}
+	})
 }
 
 // take sends the data, and makes the file that the target gets.

@@ -476,6 +476,30 @@ func TestS3(t *testing.T) {
 	}
 }
 
+// TestAppendOnly: storage that lets nothing be removed gets every backup, and it is said; so does one that
+// lets it again.
+func TestAppendOnly(t *testing.T) {
+	s := targettest.S3(t)
+	h := newHost(t, Config{Target: s.Target, Every: day, Keep: Limits{Count: 2}})
+	h.step(2*day, day)
+	if got := h.Status().Refused; got != "" {
+		t.Errorf("before anything is old: %s", got)
+	}
+	s.AppendOnly.Store(true)
+	h.step(2*day, day)
+	h.want("1 2 3 4", "nothing may be removed")
+	st := h.Status()
+	if st.Backup.Last.Error != "" || !strings.Contains(st.Refused, "remove ") || !strings.Contains(st.Refused, "Access Denied") {
+		t.Errorf("the status is %+v", st)
+	}
+	s.AppendOnly.Store(false)
+	h.step(day, day)
+	h.want("4 5", "then it may")
+	if got := h.Status().Refused; got != "" {
+		t.Errorf("then: %s", got)
+	}
+}
+
 // TestPlan holds, for any backups, that the newest stays, that nothing goes within the limits, and
 // that a second plan is empty.
 func TestPlan(t *testing.T) {

@@ -24,6 +24,8 @@ type Status struct {
 	// Tried are the backups since the last good one that may be on the target.
 	Tried   []string `json:"tried,omitempty"`
 	Unknown Unknown  `json:"unknown,omitzero"` // at the last look
+	// Refused is why the target did not let old backups be removed after the last one; empty: it did.
+	Refused string `json:"removalRefused,omitempty"`
 }
 
 // History is how a task has gone. Its zero value is that of one that never ran.

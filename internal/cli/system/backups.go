@@ -171,6 +171,9 @@ func statusText(s wire.BackupStatus) string {
 	}
 	out := fmt.Sprintf("target  %s\nowner   %s\nbackup  %s; %s\ndrill   %s; %s", s.Target, s.Owner, every(s.EverySeconds),
 		runText(s.Backup), every(s.DrillSeconds), runText(s.Drill))
+	if s.RemovalRefused != "" {
+		out += "\nold     none is removed: " + s.RemovalRefused
+	}
 	if s.Unknown > 0 {
 		out += fmt.Sprintf("\nunknown %s under the name of this host that this state has not written:\n"+
 			"        not counted, never removed; if no other host writes them: sandboxctl system backups adopt --all",

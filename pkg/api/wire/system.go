@@ -132,11 +132,14 @@ type BackupStatus struct {
 	Owner         string `json:"owner"` // of the backups that this state writes
 	// Unknown counts the backups under the name of this host that another state has written. They are
 	// not counted, and never removed, until they are adopted. UnknownNewest is the newest of them.
-	Unknown       int       `json:"unknown"`
-	UnknownNewest string    `json:"unknownNewest,omitempty"`
-	Backup        BackupRun `json:"backup"`
-	DrillSeconds  int64     `json:"drillSeconds"` // 0: on request only
-	Drill         BackupRun `json:"drill"`
+	Unknown       int    `json:"unknown"`
+	UnknownNewest string `json:"unknownNewest,omitempty"`
+	// RemovalRefused is why the target let no old backup be removed after the last one; absent: it did.
+	RemovalRefused string `json:"removalRefused,omitempty"`
+
+	Backup       BackupRun `json:"backup"`
+	DrillSeconds int64     `json:"drillSeconds"` // 0: on request only
+	Drill        BackupRun `json:"drill"`
 	// Data is there if backups have volumes, snapshots and layers.
 	Data *BackupData `json:"data,omitempty"`
 }

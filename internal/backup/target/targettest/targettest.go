@@ -45,6 +45,9 @@ type Server struct {
 	Answer atomic.Pointer[func(*http.Response)]
 	// Gone, if set, closes connections without an answer.
 	Gone atomic.Bool
+	// AppendOnly, if set, refuses each request that removes something, as storage does for a key that
+	// may not.
+	AppendOnly atomic.Bool
 }
 
 // S3 starts a server, which ends with the test.
@@ -128,10 +131,18 @@ func (s *Server) through(t testing.TB, server string) string {
 		if s.Gone.Load() {
 			panic(http.ErrAbortHandler)
 		}
+		if s.AppendOnly.Load() && r.Method == http.MethodDelete {
+			w.Header().Set("Content-Type", "application/xml")
+			w.WriteHeader(http.StatusForbidden)
+			io.WriteString(w, denied) //nolint:errcheck // the client may be gone
+			return
+		}
 		way.ServeHTTP(w, r)
 	})})
 	return "http://" + l.Addr().String()
 }
+
+const denied = `<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>Access Denied.</Message></Error>`
 
 // Flip changes the first byte of each body of a file that the server sends.
 func Flip(r *http.Response) {
