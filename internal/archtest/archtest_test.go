@@ -34,8 +34,11 @@ var layers = [][]string{
 		"internal/manual", "internal/metrics", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image",
 		"pkg/agent", "pkg/store", "pkg/publish",
 	},
-	3:  {"pkg/sandbox", "pkg/secrets", "internal/backup", "internal/sbom"},
-	4:  {"pkg/expiry", "pkg/health", "pkg/idle", "pkg/retention", "pkg/admission", "pkg/fork", "pkg/pools", "pkg/validity", "pkg/pressure"},
+	3: {"pkg/sandbox", "pkg/secrets", "internal/backup", "internal/sbom"},
+	4: {
+		"pkg/expiry", "pkg/health", "pkg/idle", "pkg/retention", "pkg/admission", "pkg/fork", "pkg/pools", "pkg/validity", "pkg/pressure",
+		"pkg/buffers",
+	},
 	5:  {"pkg/api", "api"},
 	6:  {"pkg/client", "internal/config", "internal/bundle"},
 	7:  {"internal/doctor", "internal/cli"},

@@ -13,14 +13,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/buffers"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/fork"
 	"github.com/sandboxd/sandboxd/pkg/health"
 	"github.com/sandboxd/sandboxd/pkg/idle"
+	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/pressure"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
@@ -151,6 +154,22 @@ func openLadder(d *Daemon) {
 		Collect: c.Collect, Log: d.log,
 		Rest: func(ctx context.Context, text string) { d.idle.Calm(ctx, text) },
 		Tell: func(c pressure.Change) { sandbox.Tell(d.manager, events.Pressed, c.To.String(), c.Text) },
+	}
+}
+
+// bufferWatch makes what ends sandboxes whose sockets hold too much of the kernel's memory. On gVisor
+// they are the sentry's, whose memory its cgroup is charged with.
+func bufferWatch(d *Daemon) *buffers.Watch {
+	return &buffers.Watch{
+		Sandboxes: d.manager.List,
+		Held: func(ids []string, least int64) (map[string]netns.Held, error) {
+			return netns.HeldBy(d.ns, ids, least)
+		},
+		Counts:    func(id string) (int64, error) { return cgroups.SocketMemory(d.cgroups, id) },
+		Available: func() (int64, error) { return memory("MemAvailable") },
+		End:       sandbox.Keeper{Manager: d.manager}.Overdrawn,
+		Watched:   func(r *record.Record) bool { return r.Spec.Runtime == oci.Runc && !weak.Off(weak.Buffers) },
+		Log:       d.log,
 	}
 }
 

@@ -84,7 +84,7 @@ var kernelChecks = []check{
 	},
 	{
 		name: "cgroups", protects: "limits, and killing all processes of a sandbox", root: true,
-		run: func(context.Context, *host) Finding {
+		run: func(_ context.Context, h *host) Finding {
 			mode, swap, err := cgroups.Probe()
 			if err != nil {
 				return fail("boot with systemd.unified_cgroup_hierarchy=1, without cgroup_disable=", "%v", err)
@@ -92,6 +92,19 @@ var kernelChecks = []check{
 			if !swap {
 				return warn("boot with swapaccount=1, or swapoff -a", "%s; the kernel does not limit swap: a guest over its memory "+
 					"limit may fill the swap", mode)
+			}
+			for _, option := range []string{"nosocket", "nokmem"} {
+				if slices.ContainsFunc(strings.Fields(h.read("/proc/cmdline")), func(word string) bool {
+					value, is := strings.CutPrefix(word, "cgroup.memory=")
+					return is && slices.Contains(strings.Split(value, ","), option)
+				}) {
+					return warn("boot without cgroup.memory="+option, "%s; no guest on runc is charged with memory of the kernel that it "+
+						"uses: cgroup.memory=%s", mode, option)
+				}
+			}
+			if mode != "unified" {
+				return ok("%s: cgroup v1, which does not count memory in TCP and UDP sockets of guests on runc; they have a limit of "+
+					"their own, and v2 (systemd.unified_cgroup_hierarchy=1) is better", mode)
 			}
 			return ok("%s", mode)
 		},

@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // A setting is a sysctl and the least value that it should have.
@@ -61,6 +63,12 @@ var sysctls = []struct {
 	{
 		name: "fs.mount-max", protects: "root file systems, and the mounts of a sandbox's PID 1",
 		need: func(n int64) int64 { return n*mountsEach + 1024 },
+	},
+	{
+		name:     "kernel.pty.max",
+		protects: "terminals: half as many as processes for each guest on runc, and 1,024 that the kernel keeps for the host",
+		// With the default limit of processes; at most NR_UNIX98_PTY_MAX.
+		need: func(n int64) int64 { return min(n*oci.Terminals(256+record.AgentTasks)+1024, 1<<20) },
 	},
 	{
 		name: "vm.max_map_count", protects: "memory of large guests on gVisor",

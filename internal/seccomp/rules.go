@@ -46,6 +46,9 @@ const (
 	personalityArgs
 	setrlimitArgs
 	prlimitArgs
+	setsockoptArgs
+	seccompArgs
+	prctlArgs
 )
 
 // At returns what level refuses of a call, the first that applies first; nothing: the call
@@ -75,7 +78,8 @@ func (v Verdict) At(level Level) []Refusal {
 	case ioctlArgs: // as stage 1, with the same reasons (pkg/oci/seccomp.go)
 		return slices.Concat(
 			refuse(syscall.EPERM, Test{Arg: 1, In: []uint32{tiocsti, tioclinux, fsIocFssetxattr}}),
-			refuse(syscall.ENOTTY, Test{Arg: 1, In: []uint32{0x50009401, 0x5000940e, 0x5000940f, 0x50009417, 0x50009418, 0x5000943f}}),
+			refuse(syscall.ENOTTY, Test{Arg: 1, Mask: 0xff00, In: []uint32{btrfsType}},
+				Test{Arg: 1, Not: true, In: []uint32{ficlone, ficloneRange, fideduperange}}),
 		)
 	case personalityArgs:
 		allowed := []uint32{ask}
@@ -91,6 +95,13 @@ func (v Verdict) At(level Level) []Refusal {
 			refuse(syscall.EPERM, core, Test{Arg: 2, Not: true, In: []uint32{0}}),
 			refuse(syscall.EPERM, core, Test{Arg: 2, High: true, Not: true, In: []uint32{0}}),
 		)
+	case setsockoptArgs: // as stage 1
+		return refuse(syscall.ENOPROTOOPT, Test{Arg: 1, In: []uint32{solSocket}},
+			Test{Arg: 2, In: []uint32{soAttachFilter, soAttachBPF, soAttachReuseportCBPF, soAttachReuseportEBPF}})
+	case seccompArgs:
+		return refuse(syscall.EINVAL, Test{Arg: 0, In: []uint32{setModeFilter}})
+	case prctlArgs:
+		return refuse(syscall.EINVAL, Test{Arg: 0, In: []uint32{prSetSeccomp}}, Test{Arg: 1, In: []uint32{modeFilter}})
 	}
 	return nil
 }
@@ -128,6 +139,16 @@ const (
 	perLinux32                              = 8
 	ask                                     = 0xffffffff
 	rlimitCore                              = 4
+
+	btrfsType                            = 0x9400 // the second byte of an ioctl of btrfs
+	ficlone, ficloneRange, fideduperange = 0x40049409, 0x4020940d, 0xc0189436
+
+	solSocket                                    = 1
+	soAttachFilter, soAttachBPF                  = 26, 50
+	soAttachReuseportCBPF, soAttachReuseportEBPF = 51, 52
+
+	setModeFilter            = 1 // seccomp(2)
+	prSetSeccomp, modeFilter = 22, 2
 )
 
 // Errno returns what level answers to a call with args; 0: it is allowed.

@@ -253,3 +253,23 @@ func MemoryLimitHit(t *Tree, id string) (bool, error) {
 	}
 	return false, nil
 }
+
+// SocketMemory is what v1 counts of the messages in TCP and UDP sockets of id, in bytes. It is 0 on v2, which counts
+// it as memory, and for an id without cgroups.
+func SocketMemory(t *Tree, id string) (int64, error) {
+	if err := t.check(id); err != nil {
+		return 0, err
+	}
+	h := t.layout.of["memory"]
+	if h.v2 {
+		return 0, nil
+	}
+	n, err := readNumber(t.dir(h, id) + "/memory.kmem.tcp.usage_in_bytes")
+	if gone(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the memory of the sockets of %s: %w", id, err)
+	}
+	return n, nil
+}

@@ -7,6 +7,17 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
+// Terminals is how many terminals a sandbox with a limit of so many processes may have at once; 0 is no limit. A
+// terminal needs processes to be of use.
+func Terminals(pids int64) int64 {
+	if pids == 0 {
+		return maxTerminals
+	}
+	return min(max(pids/2, 64), maxTerminals)
+}
+
+const maxTerminals = 1024
+
 // defaultShm is the size of /dev/shm, as docker has it.
 const defaultShm = 64 << 20
 
@@ -38,10 +49,12 @@ func mounts(name string, c Config) []specs.Mount {
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: tmpfs("nosuid", "noexec", "strictatime", "mode=755", "size=64k",
 			"nr_inodes=1k")},
-		// max: kernel.pty.max is one number for the whole host.
+		// max: kernel.pty.max is one number for the whole host, and no cgroup is charged with
+		// the 105 KiB that a terminal holds when both its queues are full (Linux 6.18). doctor
+		// checks that there are enough for all sandboxes.
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{
 			"nosuid", "noexec", "newinstance", "ptmxmode=0666",
-			"mode=0620", "gid=5", "max=1024",
+			"mode=0620", "gid=5", fmt.Sprintf("max=%d", Terminals(c.Pids)),
 		}},
 		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: sized(c.ShmBytes, "nosuid", "noexec", "nodev", "mode=1777")},
 		{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: tmpfs("nosuid", "noexec", "nodev", "mode=755", "size=16384k",

@@ -247,6 +247,9 @@ func runcOnly(s *specs.Spec, c Config, goarch string) {
 	// The starter's own may be higher, and would let guests take the CPU from the host.
 	s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_NICE"}, specs.POSIXRlimit{Type: "RLIMIT_RTPRIO"})
 	s.Linux.Seccomp = denyList(goarch)
+	if c.Security == record.SecurityCompat {
+		s.Linux.Seccomp.Syscalls = append(s.Linux.Seccomp.Syscalls, ownFilters()...)
+	}
 	// PID 1 installs the second filter before it reads anything.
 	s.Process.Env = append(s.Process.Env, seccomp.Variable+"="+string(c.Security))
 }

@@ -35,8 +35,10 @@ func denyList(goarch string) *specs.LinuxSeccomp {
 	s.Syscalls = []specs.LinuxSyscall{
 		refuse(ePERM, names),
 		// Programs fall back from these on ENOSYS only. The flags of clone3 are behind
-		// a pointer, and no filter can read them.
-		refuse(eNOSYS, []string{"clone3", "io_uring_enter", "io_uring_register", "io_uring_setup"}),
+		// a pointer, and no filter can read them. All contexts of io_setup come out of one
+		// number for the whole host (fs.aio-max-nr, 65,536), and so do as many with one event
+		// each, so no bound of the argument would do.
+		refuse(eNOSYS, []string{"clone3", "io_setup", "io_uring_enter", "io_uring_register", "io_uring_setup"}),
 	}
 	for _, bit := range namespaceBits {
 		s.Syscalls = append(s.Syscalls, refuse(ePERM, []string{"clone"}, masked(0, bit, bit)))
@@ -46,8 +48,9 @@ func denyList(goarch string) *specs.LinuxSeccomp {
 	for _, cmd := range []uint64{tiocsti, tioclinux, fsIocFssetxattr} {
 		s.Syscalls = append(s.Syscalls, refuse(ePERM, []string{"ioctl"}, low32(1, cmd)))
 	}
-	for _, cmd := range subvolumes {
-		s.Syscalls = append(s.Syscalls, refuse(eNOTTY, []string{"ioctl"}, low32(1, cmd)))
+	s.Syscalls = append(s.Syscalls, btrfs()...)
+	for _, option := range attachFilter {
+		s.Syscalls = append(s.Syscalls, refuse(eNOPROTOOPT, []string{"setsockopt"}, low32(1, solSocket), low32(2, option)))
 	}
 	// RLIMIT_CORE stays 1 (see process): reading it is allowed, setting it is not.
 	s.Syscalls = append(s.Syscalls,
@@ -76,12 +79,43 @@ var denied = []string{
 	"process_madvise", "process_vm_readv", "process_vm_writev", "set_mempolicy",
 }
 
-// subvolumes are the requests that make and remove subvolumes of a btrfs
-// (linux/btrfs.h: SNAP_CREATE, SUBVOL_CREATE, SNAP_DESTROY, and their second versions).
-// btrfs allows them to everybody. A subvolume made in a volume is not counted in the
-// volume's limit, and keeps the volume from being deleted. Overlays answer these
-// requests, too.
-var subvolumes = []uint64{0x50009401, 0x5000940e, 0x5000940f, 0x50009417, 0x50009418, 0x5000943f}
+// btrfs refuses the requests of linux/btrfs.h, whose second byte is 0x94, but for the
+// three that linux/fs.h has from there: FICLONE (number 0x09), FICLONERANGE (0x0d) and
+// FIDEDUPERANGE (0x36). btrfs allows to everybody, in a volume, what concerns the whole
+// pool: to read how large it is, on which devices it lies and which errors these had, to
+// sync it, and to make subvolumes, which are not counted in the volume's limit and keep the
+// volume from being deleted. Overlays answer some, too.
+//
+// "Not one of three" needs three conditions on one argument (see above). So each rule is for
+// numbers that have some bits set and others clear, and together they are all but the three.
+func btrfs() (rules []specs.LinuxSyscall) {
+	for _, bits := range []struct{ mask, value uint64 }{
+		{0x80, 0x80}, {0x40, 0x40}, {0x30, 0x20}, {0x30, 0x10}, // none of the three
+		{0x38, 0x00}, {0x32, 0x02}, {0x31, 0x00}, // 0x00 to 0x0f, but 0x09 and 0x0d
+		{0x38, 0x38}, {0x34, 0x30}, {0x32, 0x30}, {0x31, 0x31}, // 0x30 to 0x3f, but 0x36
+	} {
+		rules = append(rules, refuse(eNOTTY, []string{"ioctl"}, masked(1, 0xff00|bits.mask, 0x9400|bits.value)))
+	}
+	return rules
+}
+
+// attachFilter are the options of sockets that attach a filter (asm-generic/socket.h): FILTER,
+// BPF, REUSEPORT_CBPF and REUSEPORT_EBPF. The kernel compiles each, into one store of
+// machine code for the whole host (net.core.bpf_jit_limit). When guests have filled it, no
+// filter can be installed any more, and no sandbox starts on runc. Without AF_PACKET
+// and AF_NETLINK's other protocols hardly a program has use for one.
+var attachFilter = []uint64{26, 50, 51, 52}
+
+// ownFilters refuses filters of system calls that a guest makes for itself, with the answer of a
+// kernel that has none: they fill the same store. On the level Compat the first filter does it;
+// on others the second one does, because PID 1 installs that one after the first.
+func ownFilters() []specs.LinuxSyscall {
+	const setModeFilter, prSetSeccomp, modeFilter = 1, 22, 2
+	return []specs.LinuxSyscall{
+		refuse(eINVAL, []string{"seccomp"}, low32(0, setModeFilter)),
+		refuse(eINVAL, []string{"prctl"}, low32(0, prSetSeccomp), low32(1, modeFilter)),
+	}
+}
 
 // namespaceBits are the CLONE_NEW* flags of clone(2). 0x80, CLONE_NEWTIME, is
 // part of the exit signal there and counts only for unshare.
@@ -140,10 +174,13 @@ const (
 	tioclinux       = 0x541c
 	fsIocFssetxattr = 0x401c5820 // makes a file leave the project quota of its disk
 	rlimitCore      = 4
+	solSocket       = 1
 
 	ePERM           = 1
+	eINVAL          = 22
 	eNOTTY          = 25
 	eNOSYS          = 38
+	eNOPROTOOPT     = 92
 	ePROTONOSUPPORT = 93
 	eAFNOSUPPORT    = 97
 )

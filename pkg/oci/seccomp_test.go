@@ -95,6 +95,13 @@ func TestSeccompArguments(t *testing.T) {
 		{"ioctl", []uint64{0, high | 0x50009418}, eNOTTY}, // BTRFS_IOC_SUBVOL_CREATE_V2
 		{"ioctl", []uint64{0, 0x50009417}, eNOTTY},        // BTRFS_IOC_SNAP_CREATE_V2
 		{"ioctl", []uint64{0, 0x5000943f}, eNOTTY},        // BTRFS_IOC_SNAP_DESTROY_V2
+		{"ioctl", []uint64{0, 0x9408}, eNOTTY},            // BTRFS_IOC_SYNC
+		{"io_setup", []uint64{1}, eNOSYS},
+		{"setsockopt", []uint64{3, 1, 26}, eNOPROTOOPT},
+		{"setsockopt", []uint64{3, high | 1, high | 51}, eNOPROTOOPT},
+		{"setsockopt", []uint64{3, 1, 8}, 0},  // SO_RCVBUF
+		{"setsockopt", []uint64{3, 0, 50}, 0}, // an option of IP
+		{"seccomp", []uint64{1}, 0},           // PID 1 still needs it
 		{"setrlimit", []uint64{7, 1}, 0},
 		{"setrlimit", []uint64{high | rlimitCore, 1}, ePERM},
 		{"prlimit64", []uint64{0, rlimitCore, 0, 1}, 0}, // reads
@@ -103,6 +110,25 @@ func TestSeccompArguments(t *testing.T) {
 	} {
 		if got := errnoOf(t, c.name, c.args...); got != c.want {
 			t.Errorf("%s%#x: errno %d, want %d", c.name, c.args, got, c.want)
+		}
+	}
+}
+
+// Of the requests of btrfs only the three remain that all file systems have.
+func TestBtrfs(t *testing.T) {
+	for number := range uint64(256) {
+		for _, size := range []uint64{0, 0x4004, 0x4020, 0x5000, 0xc018, 0x15000} {
+			request := size<<16 | 0x9400 | number
+			want := uint(eNOTTY)
+			if number == 0x09 || number == 0x0d || number == 0x36 {
+				want = 0
+			}
+			if got := errnoOf(t, "ioctl", 0, request); got != want {
+				t.Errorf("ioctl %#x: errno %d, want %d", request, got, want)
+			}
+		}
+		if got := errnoOf(t, "ioctl", 0, 0x9500|number); got != 0 {
+			t.Errorf("ioctl %#x of another type: errno %d", 0x9500|number, got)
 		}
 	}
 }

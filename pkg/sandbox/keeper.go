@@ -66,6 +66,20 @@ func (k Keeper) Recycle(ctx context.Context, was record.Record, why string) erro
 	return err
 }
 
+// Overdrawn ends a sandbox that holds too much of the kernel's memory, at once. was is its record from
+// when that was found: Overdrawn does nothing if that life is over. It does nothing either while another
+// operation holds the sandbox. why is for people.
+func (k Keeper) Overdrawn(ctx context.Context, was record.Record, why string) error {
+	start := time.Now()
+	may := func(r *record.Record) bool {
+		return (r.State == record.Running || r.State == record.Paused) && r.Started.Equal(was.Started)
+	}
+	_, err := k.apply(ctx, opOverdrawn, was.ID, may, func(ctx context.Context, r *record.Record) error {
+		return k.stopLocked(ctx, opOverdrawn, r, start, 0, death{reason: record.KernelMemory, message: why})
+	})
+	return err
+}
+
 // apply does f to a sandbox if may agrees while the sandbox is locked, and reports whether it did. It
 // does nothing while another operation holds the sandbox.
 func (k Keeper) apply(ctx context.Context, op, id string, may func(*record.Record) bool, f func(context.Context, *record.Record) error) (

@@ -43,7 +43,8 @@ const (
 	opStop          = "stop"
 	opPause         = "pause"
 	opResume        = "resume"
-	opRecycle       = "recycle" // end one that is unhealthy, to start it anew
+	opRecycle       = "recycle"   // end one that is unhealthy, to start it anew
+	opOverdrawn     = "overdrawn" // end one that holds too much of the kernel's memory
 	opHibernate     = "hibernate"
 	opRelieve       = "relieve" // hibernate one that is asleep, because the host needs its memory
 	opIdlePause     = "idle_pause"
@@ -64,7 +65,7 @@ const (
 // OperationNames lists all operations.
 func OperationNames() []string {
 	return []string{
-		opCreate, opStart, opStop, opRecycle, opPause, opResume, opEnd, opDelete, opExpire, opRecoverEnd, opErase, opRelease,
+		opCreate, opStart, opStop, opRecycle, opOverdrawn, opPause, opResume, opEnd, opDelete, opExpire, opRecoverEnd, opErase, opRelease,
 		opPrepare, opDiscard, opIdlePause, opIdleStop, opIdleHibernate, opIdleKill, opWake, opHibernate, opRelieve,
 	}
 }
@@ -180,7 +181,8 @@ func (l *life) log(ctx context.Context, op string, r *record.Record, start time.
 			level = slog.LevelError
 		}
 	}
-	if op == opCreate || op == opStart || op == opStop || op == opIdleStop || op == opRecycle || op == opEnd || op == opRecoverEnd {
+	switch op {
+	case opCreate, opStart, opStop, opIdleStop, opRecycle, opOverdrawn, opEnd, opRecoverEnd:
 		o.Ended = r.Reason
 	}
 	if l.cfg.OnOperation != nil {

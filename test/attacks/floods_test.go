@@ -2,6 +2,7 @@ package attacks_test
 
 import (
 	"maps"
+	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -72,4 +73,24 @@ var floods = []attack{
 		name: "inotify", wall: "limits of the user namespace", run: []string{"inotify", "100"}, own: nothing,
 		held: words{"EMFILE"}, runc: without(weak.UserLimits),
 	},
+	unreadMessages("netlink"), unreadMessages("icmp"), unreadMessages("udp-errors"),
+	{
+		name: "unread streams of TCP", wall: "v1: the watch of buffers; v2: memory of the cgroup", run: []string{"unread-tcp", "240"},
+		own: limited("memory", "128Mi"), says: "kernel_memory", held: words{"SIGKILL", "gone"}, runc: without(weak.Buffers),
+		needs: chargesNoSockets,
+	},
+}
+
+// unreadMessages fill a quarter more than the sandbox's memory.
+func unreadMessages(kind string) attack {
+	return attack{
+		name: "unread messages of " + kind, wall: "the watch of buffers", run: []string{"unread", kind, "160"},
+		own:  limited("memory", "128Mi"),
+		says: "kernel_memory", held: words{"SIGKILL", "gone"}, runc: without(weak.Buffers),
+	}
+}
+
+// chargesNoSockets reports whether this host has cgroup v1, which charges no sandbox with TCP and UDP by itself.
+func chargesNoSockets(t testing.TB) bool {
+	return exists("/sys/fs/cgroup/memory/memory.limit_in_bytes")(t)
 }

@@ -146,6 +146,14 @@ var kernelAttacks = []attack{
 	attackByIoctl("type into a console (TIOCLINUX)", "0x541c"),
 	attackByIoctl("leave the project quota (FS_IOC_FSSETXATTR)", "0x401c5820"),
 	attackByIoctl("make a subvolume (BTRFS_IOC_SUBVOL_CREATE)", "0x5000940e"),
+	attackByIoctl("sync the whole pool (BTRFS_IOC_SYNC)", "0x9408"),
+	attackByIoctl("read about the pool (BTRFS_IOC_FS_INFO)", "0x8400941f"),
+
+	// tables of the whole host
+	attackByCall("io_setup", "seccomp", nil, without(weak.Seccomp), nil),
+	withHeld(attackByCall("filter-of-calls", "seccomp", nil, without(weak.Seccomp), nil), "EINVAL"),
+	withHeld(attackByCall("filter-of-calls-prctl", "seccomp", nil, without(weak.Seccomp), nil), "EINVAL"),
+	withHeld(attackByCall("filter-of-a-socket", "seccomp", nil, without(weak.Seccomp), noSuchCall), "ENOPROTOOPT"),
 }
 
 // attackByCall is one of the calls of the program guest. got is what it gets without the

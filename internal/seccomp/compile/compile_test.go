@@ -135,7 +135,8 @@ func TestEveryNumber(t *testing.T) {
 // draw returns arguments, each one that some rule may look for.
 func draw(r *rand.Rand) (args [6]uint64) {
 	values := []uint64{
-		0, 1, 2, 3, 4, 5, 6, 8, 10, 16, 17, 38, 40, 58, 132, 136, 255, 256, 262, 0x5401, 0x5412, 0x541c, 0x401c5820, 0x5000940e, 0x50009418,
+		0, 1, 2, 3, 4, 5, 6, 8, 10, 16, 17, 38, 40, 58, 132, 136, 255, 256, 262, 0x5401, 0x5412, 0x541c, 0x401c5820,
+		0x5000940e, 0x40049409, 22, 26, 51,
 		0x11, 0x3d0f00, 0x10000000, 0x7e020000, 0x20000, 0x80000, 0x80001, 1 << 31, 1 << 32, 1<<32 - 1, 1<<63 | 4, ^uint64(0),
 	}
 	for i := range args {
@@ -164,7 +165,8 @@ func TestAnswers(t *testing.T) {
 		{"ptrace", nil, 0, perm},
 		{"mincore", nil, 0, nosys},
 		{"cachestat", nil, 0, nosys},
-		{"io_submit", nil, 0, nosys},
+		{"io_setup", nil, nosys, nosys},
+		{"io_submit", nil, nosys, nosys},
 		{"unshare", nil, perm, perm},
 		{"setns", nil, perm, perm},
 		{"mount", nil, perm, perm},
@@ -221,7 +223,20 @@ func TestAnswers(t *testing.T) {
 		{"ioctl", []uint64{0, high | 0x5412}, perm, perm},
 		{"ioctl", []uint64{0, 0x541c}, perm, perm},
 		{"ioctl", []uint64{0, 0x401c5820}, perm, perm},
-		{"ioctl", []uint64{0, 0x40049409}, 0, 0}, // FICLONE
+		{"ioctl", []uint64{0, 0x40049409}, 0, 0},                           // FICLONE
+		{"ioctl", []uint64{0, 0x4020940d}, 0, 0},                           // FICLONERANGE
+		{"ioctl", []uint64{0, 0xc0189436}, 0, 0},                           // FIDEDUPERANGE
+		{"ioctl", []uint64{0, 0x9408}, syscall.ENOTTY, syscall.ENOTTY},     // BTRFS_IOC_SYNC
+		{"ioctl", []uint64{0, 0x8400941f}, syscall.ENOTTY, syscall.ENOTTY}, // BTRFS_IOC_FS_INFO
+		{"setsockopt", []uint64{3, 1, 26}, syscall.ENOPROTOOPT, syscall.ENOPROTOOPT},
+		{"setsockopt", []uint64{3, high | 1, high | 51}, syscall.ENOPROTOOPT, syscall.ENOPROTOOPT},
+		{"setsockopt", []uint64{3, 1, 8}, 0, 0}, // SO_RCVBUF
+		{"setsockopt", []uint64{3, 0, 50}, 0, 0},
+		{"seccomp", []uint64{1}, syscall.EINVAL, syscall.EINVAL},
+		{"seccomp", []uint64{0}, 0, 0},
+		{"prctl", []uint64{22, 2}, syscall.EINVAL, syscall.EINVAL},
+		{"prctl", []uint64{high | 22, high | 2}, syscall.EINVAL, syscall.EINVAL},
+		{"prctl", []uint64{38, 1}, 0, 0}, // PR_SET_NO_NEW_PRIVS
 		{"ioctl", []uint64{0, high | 0x50009418}, syscall.ENOTTY, syscall.ENOTTY},
 		{"personality", []uint64{0}, 0, perm},
 		{"personality", []uint64{8}, 0, perm},

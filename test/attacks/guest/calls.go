@@ -71,6 +71,12 @@ var calls = map[string]func() error{
 	"file_setattr":   func() error { return sys(sysFileSetattr, here, text("/nowhere"), 0, 0, 0) },           // EINVAL: no size
 	"lsm_modules":    func() error { var n uint32; return sys(unix.SYS_LSM_LIST_MODULES, 0, ptr(&n), 0xff) }, // EINVAL: flags
 
+	// tables of the whole host
+	"io_setup":              func() error { var ctx uintptr; return sys(unix.SYS_IO_SETUP, 1, ptr(&ctx)) }, // ok
+	"filter-of-calls":       func() error { return filter(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0) },
+	"filter-of-calls-prctl": func() error { return filter(unix.SYS_PRCTL, unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER) },
+	"filter-of-a-socket":    filterOfSocket,
+
 	// bug farms and ways around a filter
 	"bpf":             func() error { var attr [128]byte; return sys(unix.SYS_BPF, 0, ptr(&attr), 72) }, // EINVAL: a map without a type
 	"perf_event_open": perfEvent,
@@ -307,4 +313,23 @@ func apart(attack string) func([]string) (string, error) {
 		}
 		return "", wordError("nothing")
 	}
+}
+
+// passing is a filter that lets all pass.
+var passing = []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}
+
+// filter gives this thread a filter of system calls. It needs no rights with no_new_privs.
+func filter(call, mode, second uintptr) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	return sys(call, mode, second, ptr(&unix.SockFprog{Len: uint16(len(passing)), Filter: &passing[0]}))
+}
+
+func filterOfSocket() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &passing[0]})
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -137,4 +139,113 @@ func printMuch(args []string) (string, error) {
 		}
 		return nil
 	})
+}
+
+// unread has the kernel keep so many MiB of messages in sockets, and reads none of them. Then it waits for what
+// ends it.
+func unread(args []string) (string, error) {
+	fill := map[string]func(fd int) error{"netlink": fillNetlink, "icmp": fillICMP, "udp-errors": fillUDPErrors}[args[0]]
+	open := map[string][3]int{
+		"netlink":    {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE},
+		"icmp":       {unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_ICMP},
+		"udp-errors": {unix.AF_INET, unix.SOCK_DGRAM, 0},
+	}[args[0]]
+	const full = 200 << 10 // about what a socket holds by default
+	more, err := until(fmt.Sprint(int(number(args[1]))<<20/full), func(int) error {
+		fd, err := unix.Socket(open[0], open[1]|unix.SOCK_CLOEXEC, open[2])
+		if err != nil {
+			return err
+		}
+		return fill(fd)
+	})
+	if err == nil {
+		time.Sleep(10 * time.Second) // the watch of the host looks each five
+	}
+	return more, err
+}
+
+// fillNetlink asks for the first link, without reading the answers.
+func fillNetlink(fd int) error {
+	ask := binary.NativeEndian.AppendUint32(nil, unix.SizeofNlMsghdr+unix.SizeofIfInfomsg)
+	ask = binary.NativeEndian.AppendUint16(ask, unix.RTM_GETLINK)
+	ask = binary.NativeEndian.AppendUint16(ask, unix.NLM_F_REQUEST)
+	ask = append(ask, make([]byte, 8+4)...) // number, sender; family, kind
+	ask = binary.NativeEndian.AppendUint32(ask, 1)
+	ask = append(ask, make([]byte, 8)...)
+	for range 150 {
+		if err := unix.Sendto(fd, ask, unix.MSG_DONTWAIT, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fillICMP sends large echoes to itself.
+func fillICMP(fd int) error {
+	echo := make([]byte, 60_000)
+	echo[0] = 8
+	for range 4 {
+		if err := unix.Sendto(fd, echo, unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fillUDPErrors has the kernel keep a copy of each datagram, for the time when it was sent.
+func fillUDPErrors(fd int) error {
+	const when = unix.SOF_TIMESTAMPING_TX_SOFTWARE | unix.SOF_TIMESTAMPING_SOFTWARE
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, when); err != nil {
+		return err
+	}
+	for range 4 {
+		err := unix.Sendto(fd, make([]byte, 60_000), unix.MSG_DONTWAIT, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}})
+		if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			return err
+		}
+	}
+	return nil
+}
+
+// tcpUnread sends so many MiB to sockets of its own that nobody reads, and waits for what ends it.
+func tcpUnread(args []string) (string, error) {
+	listener, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(listener, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	if err == nil {
+		err = unix.Listen(listener, 4096)
+	}
+	if err != nil {
+		return "", err
+	}
+	to, err := unix.Getsockname(listener)
+	if err != nil {
+		return "", err
+	}
+	sent, want, block := 0, int(number(args[0]))<<20, make([]byte, 1<<20)
+	for i := range 4000 {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Connect(fd, to)
+		}
+		if err == nil {
+			_, _, err = unix.Accept(listener)
+		}
+		if err != nil {
+			return fmt.Sprint("after ", i), err
+		}
+		for {
+			n, err := unix.SendmsgN(fd, block, nil, nil, unix.MSG_DONTWAIT)
+			sent += max(n, 0)
+			if err != nil || n == 0 {
+				break
+			}
+		}
+		if sent >= want {
+			time.Sleep(10 * time.Second)
+			return fmt.Sprint("with ", i+1, " connections"), nil
+		}
+	}
+	return fmt.Sprint(sent>>20, " MiB"), fmt.Errorf("4,000 connections took no more than %d MiB: %w", sent>>20, unix.ENOBUFS)
 }

@@ -63,6 +63,8 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"terminals":    terminals,
 	"inotify":      inotify,
 	"pressure":     pressure,
+	"unread":       unread,
+	"unread-tcp":   tcpUnread,
 	"threads":      threads,
 	"threads-here": threadsHere,
 	"connect":      func(a []string) (string, error) { return connect(a[0]) },

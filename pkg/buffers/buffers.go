@@ -1,0 +1,133 @@
+// Package buffers watches the memory that sockets of guests hold in the kernel and that no cgroup is
+// charged with: messages of netlink and ICMP that nobody reads, errors of UDP, and on v1 all of TCP and UDP.
+//
+// On runc a guest fills half a gigabyte a second with them, however small its memory limit is. The
+// kernel has no limit for that, so a sandbox that holds more than Limit is ended, with that
+// reason.
+//
+// To look at a sandbox costs 20 µs or more, so not all are looked at each time. Each tick reads one
+// number, the memory that the host has left. All sandboxes are looked at when that fell by Step
+// since the last look, and every Often in any case.
+//
+// What surprises: guests that use their own memory make that number fall, too. So on a busy host
+// the looks are many, and Share bounds what part of the time they take.
+package buffers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/netns"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+const (
+	// Limit is what the sockets of one sandbox may hold: 150 of them full, at the size that a kernel
+	// gives them (net.core.rmem_default). A program that reads its messages holds next to nothing.
+	Limit = 32 << 20
+	// Counted is what v1 may count of TCP and UDP, beside the memory limit: twice from when on the kernel keeps
+	// them short (pkg/cgroups).
+	Counted = 128 << 20
+	// Step is by how much the memory of the host falls before all are looked at.
+	Step = 64 << 20
+	// Often is the longest time between two looks.
+	Often = 5 * time.Second
+	// Share is how many times as long as a look the time until the next one is.
+	Share = 10
+
+	tick = 100 * time.Millisecond
+)
+
+// A Watch ends sandboxes that hold too much.
+type Watch struct {
+	Sandboxes func(ctx context.Context) ([]*record.Record, error)
+	// Held is what those of ids hold that hold more than least.
+	Held func(ids []string, least int64) (map[string]netns.Held, error)
+	// Counts is what cgroup v1 counts of TCP and UDP of a sandbox beside its memory; 0 on v2.
+	Counts func(id string) (int64, error)
+	// Available is the memory that the host has left, in bytes.
+	Available func() (int64, error)
+	// End ends a sandbox, if the life is not over that was has. text says why.
+	End func(ctx context.Context, was record.Record, text string) error
+	// Watched reports whether the sockets of a sandbox are the host's kernel's.
+	Watched func(r *record.Record) bool
+	Log     *slog.Logger
+
+	failed string // the last error that was logged
+}
+
+// Run looks until ctx ends.
+func (w *Watch) Run(ctx context.Context) {
+	ticks := time.NewTicker(tick)
+	defer ticks.Stop()
+	base, looked, took := int64(0), time.Time{}, time.Duration(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+		}
+		left, err := w.Available()
+		base = max(base, left)
+		due := err != nil || base-left >= Step || time.Since(looked) >= Often
+		if !due || time.Since(looked) < Share*took {
+			continue
+		}
+		start := time.Now()
+		w.complain(ctx, w.Look(ctx))
+		base, looked, took = left, time.Now(), time.Since(start)
+	}
+}
+
+// Look looks at all sandboxes once, and ends those that hold more than Limit.
+func (w *Watch) Look(ctx context.Context) error {
+	all, err := w.Sandboxes(ctx)
+	if err != nil {
+		return fmt.Errorf("look at what sockets of sandboxes hold: %w", err)
+	}
+	live := map[string]*record.Record{}
+	ids := make([]string, 0, len(all))
+	for _, r := range all {
+		if (r.State == record.Running || r.State == record.Paused) && w.Watched(r) {
+			live[r.ID], ids = r, append(ids, r.ID)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	over := map[string]string{}
+	held, err := w.Held(ids, Limit)
+	for id, h := range held {
+		over[id] = fmt.Sprintf("its sockets held %s of the kernel's memory in messages that it did not read (most of them %s), which its "+
+			"memory limit does not count; %s are allowed: read what is received, or open fewer sockets", record.Mebibytes(h.Bytes), h.Most,
+			record.Mebibytes(Limit))
+	}
+	failed := []error{err}
+	for _, id := range ids {
+		n, err := w.Counts(id)
+		if failed = append(failed, err); n > Counted {
+			over[id] = fmt.Sprintf("its TCP and UDP sockets held %s of the kernel's memory, which its memory limit does not count on a "+
+				"host with cgroup v1; %s are allowed: read what is received, or open fewer connections", record.Mebibytes(n),
+				record.Mebibytes(Counted))
+		}
+	}
+	for id, text := range over {
+		failed = append(failed, w.End(ctx, *live[id], text))
+	}
+	return errors.Join(failed...)
+}
+
+// complain logs an error once, and not each time.
+func (w *Watch) complain(ctx context.Context, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != w.failed && text != "" && ctx.Err() == nil {
+		w.Log.Error("cannot watch what sockets of sandboxes hold in the kernel; it is tried again", "err", err)
+	}
+	w.failed = text
+}

@@ -1,0 +1,109 @@
+package buffers
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/netns"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// bench is a host whose memory and sockets the test sets.
+type bench struct {
+	Watch
+	left  atomic.Int64
+	held  map[string]netns.Held
+	looks atomic.Int64
+	ended map[string]string
+	asked []string
+	err   error
+
+	counts map[string]int64
+}
+
+func newBench() *bench {
+	b := &bench{ended: map[string]string{}}
+	b.left.Store(8 << 30)
+	all := []*record.Record{
+		{ID: "a", State: record.Running, Spec: record.Spec{Runtime: "runc"}},
+		{ID: "b", State: record.Paused, Spec: record.Spec{Runtime: "runc"}},
+		{ID: "c", State: record.Ended, Spec: record.Spec{Runtime: "runc"}},
+		{ID: "d", State: record.Running, Spec: record.Spec{Runtime: "runsc"}},
+	}
+	b.Watch = Watch{
+		Sandboxes: func(context.Context) ([]*record.Record, error) { return all, b.err },
+		Held: func(ids []string, least int64) (map[string]netns.Held, error) {
+			b.asked = ids
+			b.looks.Add(1)
+			held := maps.Clone(b.held)
+			maps.DeleteFunc(held, func(_ string, h netns.Held) bool { return h.Bytes <= least })
+			return held, nil
+		},
+		Counts:    func(id string) (int64, error) { return b.counts[id], nil },
+		Available: func() (int64, error) { return b.left.Load(), nil },
+		End:       func(_ context.Context, was record.Record, text string) error { b.ended[was.ID] = text; return nil },
+		Watched:   func(r *record.Record) bool { return r.Spec.Runtime == "runc" },
+		Log:       slog.New(slog.DiscardHandler),
+	}
+	return b
+}
+
+// Who holds more than the limit is ended, and the message names what and how much.
+func TestLook(t *testing.T) {
+	b := newBench()
+	b.held = map[string]netns.Held{"a": {Bytes: Limit, Most: "UDP"}, "b": {Bytes: 400 << 20, Most: "netlink"}}
+	if err := b.Look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(b.asked, []string{"a", "b"}) {
+		t.Errorf("looked at %v; want those that live on runc", b.asked)
+	}
+	if text := b.ended["b"]; len(b.ended) != 1 || !strings.Contains(text, "400 MiB") || !strings.Contains(text, "netlink") {
+		t.Errorf("ended: %v", b.ended)
+	}
+	b.held, b.ended, b.counts = nil, map[string]string{}, map[string]int64{"a": Counted + 1, "b": Counted}
+	if err := b.Look(t.Context()); err != nil || len(b.ended) != 1 || !strings.Contains(b.ended["a"], "cgroup v1") {
+		t.Errorf("ended: %v, %v", b.ended, err)
+	}
+	b.err = errors.New("no store")
+	if err := b.Look(t.Context()); !errors.Is(err, b.err) {
+		t.Errorf("without a list: %v", err)
+	}
+}
+
+// All are looked at when the host's memory falls, and otherwise each five seconds.
+func TestWhen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		ctx, stop := context.WithCancel(t.Context())
+		go b.Run(ctx)
+		after := func(d time.Duration, want int64, what string) {
+			t.Helper()
+			time.Sleep(d)
+			synctest.Wait()
+			if n := b.looks.Load(); n != want {
+				t.Errorf("%d looks %s, want %d", n, what, want)
+			}
+		}
+		after(tick, 1, "at the start")
+		b.left.Add(1 - Step)
+		after(Often-2*tick, 1, "after the memory fell by less than the step")
+		b.left.Add(-1)
+		after(tick, 2, "after it fell by the step")
+		b.left.Add(4 << 30)
+		after(tick, 2, "after much became free")
+		b.left.Add(-Step)
+		after(tick, 3, "after that was taken")
+		after(Often, 4, "after a while")
+		stop()
+		synctest.Wait()
+	})
+}
