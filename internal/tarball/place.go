@@ -25,8 +25,8 @@ import (
 //	is a directory           becomes dst/name      becomes dst/name, or is merged with it
 //
 // Links at the end of dst are followed. Directories above dst are not made. The first entry of
-// the tar is what is copied, whatever it is called, and all others must be below it. Errors are a
-// Refusal, a Broken tar, LeftOut, or of the file system.
+// the tar is what is copied, whatever it is called, and all others must be below it; a guest's is
+// no link. Errors are a Refusal, a Broken tar, LeftOut, or of the file system.
 func Place(r io.Reader, dst, name string, o Options) error {
 	u := o.unpacker(r)
 	h, err := u.next()
@@ -38,6 +38,10 @@ func Place(r io.Reader, dst, name string, o Options) error {
 	}
 	if name != "." && (name == "" || name == ".." || strings.Contains(name, "/")) {
 		return refuse("%q cannot be the name of a file", name)
+	}
+	if o.Untrusted && h.Typeflag == tar.TypeSymlink {
+		return refuse("it is a symbolic link to %.80q, and a later copy to %s would write there; -L copies what it leads to",
+			h.Linkname, dst)
 	}
 	isDir := h.Typeflag == tar.TypeDir
 	dir, base, err := target(dst, name, isDir)

@@ -80,8 +80,10 @@ func list(t *testing.T, dir string) string {
 	return strings.Join(out, " ")
 }
 
-// cp copies as docker cp does.
-func cp(src, dst string, follow bool) error {
+// cp copies from a sandbox, as docker cp does.
+func cp(src, dst string, follow bool) error { return cpAs(src, dst, follow, Options{Untrusted: true}) }
+
+func cpAs(src, dst string, follow bool, o Options) error {
 	s, err := Find(src, follow)
 	if err != nil {
 		return err
@@ -96,7 +98,7 @@ func cp(src, dst string, follow bool) error {
 		}
 		w.CloseWithError(err)
 	}()
-	err = Place(r, dst, s.Name, Options{Untrusted: true})
+	err = Place(r, dst, s.Name, o)
 	r.Close()
 	return errors.Join(err, <-packed)
 }
@@ -136,15 +138,17 @@ func TestRules(t *testing.T) {
 		{"the contents of a file", "f/.", "d", []string{"d/"}, "error: not a directory"},
 		{"a file that ends in /", "f/", "d", []string{"d/"}, "error: not a directory"},
 		{"nothing", "none", "d", []string{"d/"}, "error: no such file"},
-		{"a link", "link", "new", nil, "new->f"},
-		{"a link into a directory", "link", "d", []string{"d/"}, "d/ d/link->f"},
+		{"a link", "trust link", "new", nil, "new->f"},
+		{"a link into a directory", "trust link", "d", []string{"d/"}, "d/ d/link->f"},
+		{"a link of a guest", "link", "new", nil, "error: it is a symbolic link to \"f\""},
+		{"a link of a guest into a directory", "link", "d", []string{"d/"}, "error: -L copies what it leads to"},
 		{"a link, followed", "-L link", "d", []string{"d/"}, "d/ d/link=F"},
-		{"a link to a directory", "dirlink", "new", nil, "new->tree"},
+		{"a link to a directory", "trust dirlink", "new", nil, "new->tree"},
 		{"a link to a directory, followed", "-L dirlink", "d", []string{"d/"}, "d/ d/dirlink/ d/dirlink/a=A d/dirlink/l->a " +
 			"d/dirlink/sub/ d/dirlink/sub/b=B"},
 		{"a link to a directory that ends in /", "dirlink/", "new", nil, "new/ new/a=A new/l->a new/sub/ new/sub/b=B"},
 		{"the contents of a link to a directory", "dirlink/.", "d", []string{"d/"}, "d/ d/a=A d/l->a d/sub/ d/sub/b=B"},
-		{"a link to nothing", "dangling", "new", nil, "new->none"},
+		{"a link to nothing", "trust dangling", "new", nil, "new->none"},
 		{"a link to nothing, followed", "-L dangling", "new", nil, "error: no such file"},
 		{"to a link to a file", "f", "to", []string{"x=old", "to->x"}, "to->x x=F"},
 		{"to a link to nothing", "f", "to", []string{"to->x"}, "to->x x=F"},
@@ -158,7 +162,8 @@ func TestRules(t *testing.T) {
 			to := build(t, c.there...)
 			before := list(t, to)
 			src, follow := strings.CutPrefix(c.src, "-L ")
-			err := cp(from+"/"+src, to+"/"+c.dst, follow)
+			src, trusted := strings.CutPrefix(src, "trust ")
+			err := cpAs(from+"/"+src, to+"/"+c.dst, follow, Options{Untrusted: !trusted})
 			if says, ok := strings.CutPrefix(c.want, "error: "); ok {
 				if err == nil || !strings.Contains(err.Error(), says) || list(t, to) != before {
 					t.Errorf("error %v; there is %s", err, list(t, to))
@@ -194,7 +199,7 @@ func TestKept(t *testing.T) {
 		}
 	}
 	do(os.Link(src+"/f", src+"/g"))
-	do(os.Symlink("../../etc/passwd", src+"/l"))
+	do(os.Symlink("shut/../shut/in", src+"/l"))
 	do(unix.Mkfifo(src+"/pipe", 0o604))
 	do(os.Chmod(src+"/f", 0o755|fs.ModeSetuid))
 	do(os.Truncate(src+"/new\nline", 3<<20)) // with a hole
@@ -357,40 +362,77 @@ func TestHostile(t *testing.T) {
 		{
 			"through a link",
 			[]tar.Header{dirOf("x"), linkTo("x/l", ".."), fileOf("x/l/mine", "E")},
-			"escapes",
-			"dst/ dst/l->.. mine=M",
+			`"l" is a link to "..", which is outside`,
+			"dst/ dst/l/ dst/l/mine=E mine=M",
 		},
 		{
 			"through an absolute link",
 			[]tar.Header{dirOf("x"), linkTo("x/l", "/"), fileOf("x/l/tmp/evil", "E")},
-			"escapes",
-			"dst/ dst/l->/ mine=M",
+			`"l" is a link to "/", which is outside`,
+			"dst/ dst/l/ dst/l/tmp/ dst/l/tmp/evil=E mine=M",
 		},
 		{
 			"through a link of links",
 			[]tar.Header{dirOf("x"), linkTo("x/a", "b/.."), dirOf("x/b"), linkTo("x/b/..c", "../.."), fileOf("x/b/..c/mine", "E")},
-			"escapes", "dst/ dst/a->b/.. dst/b/ dst/b/..c->../.. mine=M",
+			`"b/..c" is a link to "../..", which is outside`, "dst/ dst/a->b/.. dst/b/ dst/b/..c/ dst/b/..c/mine=E mine=M",
 		},
-		{"over a link", []tar.Header{dirOf("x"), linkTo("x/l", "../mine"), fileOf("x/l", "E")}, "", "dst/ dst/l=E mine=M"},
+		{
+			"through a link within",
+			[]tar.Header{dirOf("x"), dirOf("x/d"), linkTo("x/l", "d"), fileOf("x/l/f", "F")},
+			"nothing is copied through a link", "dst/ dst/d/ dst/l->d mine=M",
+		},
+		{
+			"a link that is deeper by its name than by its place",
+			[]tar.Header{dirOf("x"), linkTo("x/s", "."), linkTo("x/s/s/l", "../../mine")},
+			"nothing is copied through a link", "dst/ dst/s->. mine=M",
+		},
+		{
+			"a link out by a link within",
+			[]tar.Header{dirOf("x"), linkTo("x/s", "."), linkTo("x/l", "s/s/../mine")},
+			`"l" is a link to "s/s/../mine", which is outside`, "dst/ dst/s->. mine=M",
+		},
+		{
+			"a link that waits for a directory, which is a link in the end",
+			[]tar.Header{
+				dirOf("x"), linkTo("x/l", "s/../f"), linkTo("x/s", "."), linkTo("x/k", "d/../f"), dirOf("x/d"), fileOf("x/f", "F"),
+			},
+			`"l" is a link to "s/../f", which is outside`, "dst/ dst/d/ dst/f=F dst/k->d/../f dst/s->. mine=M",
+		},
+		{
+			"a link that waits, and a file by its name",
+			[]tar.Header{dirOf("x"), linkTo("x/l", "d/../f"), dirOf("x/d"), fileOf("x/l", "L")},
+			"", "dst/ dst/d/ dst/l=L mine=M",
+		},
+		{
+			"a hard link that is less deep than its link",
+			[]tar.Header{dirOf("x"), dirOf("x/d"), linkTo("x/d/l", "../mine"), hardTo("x/l", "x/d/l")},
+			`"l" is a link to "../mine", which is outside`, "dst/ dst/d/ dst/d/l->../mine mine=M",
+		},
+		{
+			"links within",
+			[]tar.Header{dirOf("x"), dirOf("x/a"), dirOf("x/a/b"), linkTo("x/a/b/l", "./../../c//f"), linkTo("x/a/m", "b")},
+			"", "dst/ dst/a/ dst/a/b/ dst/a/b/l->./../../c//f dst/a/m->b mine=M",
+		},
+		{"over a link", []tar.Header{dirOf("x"), linkTo("x/l", "../mine"), fileOf("x/l", "E")}, "left out", "dst/ dst/l=E mine=M"},
 		{
 			"a directory over a link",
 			[]tar.Header{dirOf("x"), linkTo("x/l", ".."), dirOf("x/l"), fileOf("x/l/mine", "E")},
-			"is not a directory", "dst/ dst/l->.. mine=M",
+			"left out", "dst/ dst/l/ dst/l/mine=E mine=M",
 		},
-		{"a root that is a link", []tar.Header{linkTo("x", "."), fileOf("x/mine", "E")}, "beside the one", "dst->. mine=M"},
+		{"a root that is a link", []tar.Header{linkTo("x", "."), fileOf("x/mine", "E")}, "is a symbolic link", "mine=M"},
 		{"a hard link to outside", []tar.Header{dirOf("x"), hardTo("x/h", "../mine")}, "outside", "dst/ mine=M"},
 		{"a hard link to an absolute name", []tar.Header{dirOf("x"), hardTo("x/h", "/etc/passwd")}, "outside", "dst/ mine=M"},
 		{
 			"a hard link through a link",
 			[]tar.Header{dirOf("x"), linkTo("x/l", ".."), hardTo("x/h", "x/l/mine")},
-			"escapes",
-			"dst/ dst/l->.. mine=M",
+			`"h" is a hard link to "x/l/mine", which was not copied`,
+			"dst/ mine=M",
 		},
 		{
 			"a hard link to a link",
 			[]tar.Header{dirOf("x"), linkTo("x/l", "../mine"), hardTo("x/h", "x/l"), fileOf("x/h", "E")},
-			"",
-			"dst/ dst/h=E dst/l->../mine mine=M",
+			`"h" is a hard link to "x/l", which was not copied`,
+			"dst/ dst/h=E mine=M",
 		},
 		{
 			"duplicates",
@@ -441,6 +483,34 @@ func TestHostile(t *testing.T) {
 	}
 	if fi, err := os.Stat(to + "/kept/s"); err != nil || fi.Mode() != 0o755|fs.ModeSetuid|fs.ModeSetgid {
 		t.Errorf("%v %v", fi.Mode(), err)
+	}
+}
+
+// TestTwice: what a guest sent the first time leads no later copy out of the destination.
+func TestTwice(t *testing.T) {
+	for name, first := range map[string][]tar.Header{
+		"a link": {linkTo("x", "mine")}, "a link to a directory": {linkTo("x", "theirs")}, "a tree": {
+			dirOf("x"), linkTo("x/l", "../theirs"), linkTo("x/mine", "../mine"), linkTo("x/up", ".."), dirOf("x/d"),
+			linkTo("x/d/up", "../.."), hardTo("x/d/up2", "x/up"), linkTo("x/abs", "/"),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			to := build(t, "mine=M", "theirs/f=F")
+			o := Options{Untrusted: true}
+			if err := Place(bytes.NewReader(tarOf(t, first...)), to+"/dst", "x", o); err == nil {
+				t.Error("a link that leads out was copied")
+			}
+			for _, at := range []string{"", "/l", "/mine", "/up/mine", "/d/up/mine", "/d/up2/mine", "/abs" + to + "/mine", "/l/f"} {
+				for _, e := range []tar.Header{fileOf("f", "E"), fileOf("mine", "E")} {
+					Place(bytes.NewReader(tarOf(t, e)), to+"/dst"+at, e.Name, o) //nolint:errcheck // most have no directory
+				}
+			}
+			for at, want := range map[string]string{"mine": "M", "theirs/f": "F"} {
+				if b, err := os.ReadFile(filepath.Join(to, at)); err != nil || string(b) != want {
+					t.Errorf("%s: %q %v", at, b, err)
+				}
+			}
+		})
 	}
 }
 

@@ -23,8 +23,9 @@ type Options struct {
 	// Owners gives files the user and the group in the tar. Without it they belong to whoever
 	// unpacks.
 	Owners bool
-	// Untrusted is for a tar of a guest: setuid, setgid and sticky bits are dropped, and files
-	// with holes, which say that they are larger than the tar, are refused.
+	// Untrusted is for a tar of a guest: setuid, setgid and sticky bits are dropped, files with
+	// holes, which say that they are larger than the tar, are refused, and links that lead out of
+	// what is copied are left out: a later copy would write where such a link leads.
 	Untrusted bool
 }
 
@@ -43,13 +44,17 @@ type unpacker struct {
 	at     *os.File // the directory of the last entry
 	atName string
 	dirs   map[string]*tar.Header // directories, which get their attributes in the end
+	late   map[string]*tar.Header // links, which are made in the end
 	left   LeftOut
 	buf    []byte
 }
 
 func (o Options) unpacker(r io.Reader) *unpacker {
 	in := &EndReader{R: bufio.NewReaderSize(r, bufferSize)}
-	return &unpacker{Options: o, in: in, tr: tar.NewReader(in), buf: make([]byte, bufferSize), dirs: map[string]*tar.Header{}}
+	return &unpacker{
+		Options: o, in: in, tr: tar.NewReader(in), buf: make([]byte, bufferSize), dirs: map[string]*tar.Header{},
+		late: map[string]*tar.Header{},
+	}
 }
 
 // EndReader notes that R ended. A whole tar has blocks that mark its end, and package tar does not
@@ -85,10 +90,13 @@ func (u *unpacker) next() (*tar.Header, error) {
 	}
 }
 
-// rest unpacks all entries that are left. Directories get their attributes in the end, also after
-// an error: files in them change their times, and modes may forbid files.
+// rest unpacks all entries that are left. Late links are made and directories get their attributes
+// in the end, also after an error: files in them change their times, and modes may forbid files.
 func (u *unpacker) rest() (err error) {
 	defer func() {
+		if lerr := u.lateLinks(); err == nil {
+			err = lerr
+		}
 		names := slices.Sorted(maps.Keys(u.dirs))
 		for _, name := range slices.Backward(names) { // what is below comes first: a mode may lock it
 			if derr := u.finish(name, u.dirs[name]); err == nil {
@@ -164,6 +172,7 @@ func (u *unpacker) entry(name string, h *tar.Header) error {
 		return err
 	}
 	base := path.Base(name)
+	delete(u.late, name) // of two entries with one name the last counts
 	err = u.makeIn(parent, base, name, h)
 	if _, ok := errors.AsType[unix.Errno](err); ok {
 		if _, named := errors.AsType[*fs.PathError](err); !named {
@@ -187,12 +196,7 @@ func (u *unpacker) makeIn(parent *os.File, base, name string, h *tar.Header) err
 		}
 		return unix.Mkdirat(in, base, 0o700)
 	case tar.TypeSymlink:
-		return u.replace(parent, base, func(draft string) error {
-			if err := unix.Symlinkat(h.Linkname, in, draft); err != nil {
-				return err
-			}
-			return u.lmeta(in, draft, h)
-		})
+		return u.symlink(parent, base, name, h)
 	case tar.TypeFifo:
 		return u.replace(parent, base, func(draft string) error {
 			if err := unix.Mknodat(in, draft, unix.S_IFIFO|0o600, 0); err != nil {
@@ -204,7 +208,7 @@ func (u *unpacker) makeIn(parent *os.File, base, name string, h *tar.Header) err
 			return unix.Fchmodat(in, draft, u.mode(h.Mode), 0)
 		})
 	case tar.TypeLink:
-		return u.link(parent, base, h.Linkname)
+		return u.link(parent, base, name, h.Linkname)
 	}
 	return u.file(parent, base, h)
 }
@@ -251,8 +255,30 @@ func (u *unpacker) parent(name string) (*os.File, error) {
 	return f, nil
 }
 
+// openDir opens a directory of root. It goes through no link if the tar is a guest's: then the
+// place of an entry is the one that its name says, and leads can count on that.
 func (u *unpacker) openDir(name string) (*os.File, error) {
-	return u.root.OpenFile(name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if !u.Untrusted {
+		return u.root.OpenFile(name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	}
+	dir, err := u.root.Open(".")
+	if err != nil || name == "." {
+		return dir, err
+	}
+	at := u.root.Name()
+	for part := range strings.SplitSeq(name, "/") {
+		at = path.Join(at, part)
+		fd, err := unix.Openat(int(dir.Fd()), part, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		dir.Close()
+		switch {
+		case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+			return nil, refuse("%s is not a directory, and nothing is copied through a link", at)
+		case err != nil:
+			return nil, &fs.PathError{Op: "open", Path: at, Err: err}
+		}
+		dir = os.NewFile(uintptr(fd), at)
+	}
+	return dir, nil
 }
 
 func (u *unpacker) close() {
@@ -338,26 +364,6 @@ func (u *unpacker) fill(f *os.File, size int64) error {
 	return nil
 }
 
-// link makes a hard link to an earlier entry.
-func (u *unpacker) link(parent *os.File, base, to string) error {
-	first, err := u.below(to)
-	if err != nil {
-		return err
-	}
-	dir, err := u.openDir(path.Dir(first))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	from, name, in := int(dir.Fd()), path.Base(first), int(parent.Fd())
-	var old, have unix.Stat_t
-	if unix.Fstatat(from, name, &old, unix.AT_SYMLINK_NOFOLLOW) == nil && unix.Fstatat(in, base, &have, unix.AT_SYMLINK_NOFOLLOW) == nil &&
-		old.Dev == have.Dev && old.Ino == have.Ino {
-		return nil // rename(2) would do nothing, and leave the draft
-	}
-	return u.replace(parent, base, func(draft string) error { return unix.Linkat(from, name, in, draft, 0) })
-}
-
 // mode is that of an entry, as chmod(2) takes it.
 func (u *unpacker) mode(m int64) uint32 {
 	if u.Untrusted {
@@ -397,7 +403,7 @@ func setTime(in int, name string, h *tar.Header) error {
 
 // metaOf is what finish needs of a header, which may be large.
 func metaOf(h *tar.Header) *tar.Header {
-	return &tar.Header{Typeflag: h.Typeflag, Mode: h.Mode, Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime}
+	return &tar.Header{Typeflag: h.Typeflag, Name: h.Name, Mode: h.Mode, Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime}
 }
 
 // finish gives a directory its attributes.

@@ -263,6 +263,15 @@ func tellCopy(t *testing.T, l *lab) {
 			t.Errorf("%s came back as %q, %v", at, out, err)
 		}
 	}
+	// A guest that sends a link first, and then a file, does not write where the link leads.
+	result, victim := filepath.Join(dir, "result.json"), filepath.Join(dir, "tree", "a")
+	l.ok("exec", id, "--", "ln", "-s", victim, "/srv/result")
+	l.wants(l.ctl("cp", id+":/srv/result", result), 125, "it is a symbolic link to")
+	l.ok("exec", id, "--", "sh", "-c", "rm /srv/result; echo evil > /srv/result")
+	l.ok("cp", id+":/srv/result", result)
+	if b, err := os.ReadFile(victim); err != nil || strings.Contains(string(b), "evil") {
+		t.Errorf("the second copy wrote through a link of the guest: %q %v", b, err)
+	}
 	l.ok("exec", id, "--", "mkdir", "/srv/in")
 	if r := l.feed(strings.NewReader(packed.out), "cp", "-", id+":/srv/in"); r.code != 0 {
 		t.Errorf("%+v", r)

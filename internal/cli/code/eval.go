@@ -189,7 +189,11 @@ func keepFigure(name, typ, data string) error {
 			return errs.Wrap(err, errs.Internal, "the code showed a figure of type %s that is not base64", typ)
 		}
 	}
-	if err := os.WriteFile(name, b, 0o644); err != nil {
+	write := func(w io.Writer) error {
+		_, err := w.Write(b)
+		return err
+	}
+	if err := command.WriteFile(name, 0o644, write); err != nil {
 		return errs.Wrap(err, errs.Invalid, "save a figure: %s", err)
 	}
 	return nil

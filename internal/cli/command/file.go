@@ -10,10 +10,15 @@ import (
 )
 
 // WriteFile writes a file that has its name only when it is complete and on disk: until
-// then, and after a failure, an older file of that name stays as it is. A device or a
-// pipe is written directly.
+// then, and after a failure, an older file of that name stays as it is. A link is replaced,
+// and not followed: it may have come from a sandbox. A device or a pipe is written
+// directly, also behind a link of the kernel's own (/dev/stdout).
 func WriteFile(name string, mode fs.FileMode, write func(io.Writer) error) error {
-	if fi, err := os.Stat(name); err == nil && !fi.Mode().IsRegular() {
+	stat := os.Lstat
+	if dir := filepath.Dir(name); dir == "/dev" || dir == "/dev/fd" || dir == "/proc/self/fd" {
+		stat = os.Stat
+	}
+	if fi, err := stat(name); err == nil && !fi.Mode().IsRegular() && fi.Mode()&fs.ModeSymlink == 0 {
 		f, err := os.OpenFile(name, os.O_WRONLY, 0)
 		if err != nil {
 			return fmt.Errorf("write to %s: %w", name, err)

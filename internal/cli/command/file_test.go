@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +58,27 @@ func TestWriteFile(t *testing.T) {
 	defer reader.Close()
 	if err := WriteFile(pipe, 0o600, write("x", nil)); err != nil {
 		t.Errorf("to a pipe: %v", err)
+	}
+	link := filepath.Join(dir, "link") // as a guest may have sent it
+	for _, to := range []string{name, pipe, "/dev/null"} {
+		if err := os.Symlink(to, link); err != nil {
+			t.Fatal(err)
+		}
+		if err := WriteFile(link, 0o600, write("mine", nil)); err != nil {
+			t.Errorf("over a link to %s: %v", to, err)
+		}
+		if fi, err := os.Lstat(link); err != nil || !fi.Mode().IsRegular() {
+			t.Errorf("the link to %s is %v, %v", to, fi.Mode(), err)
+		}
+		if b, err := os.ReadFile(name); err != nil || string(b) != "the second" {
+			t.Errorf("behind the link there is %q, %v", b, err)
+		}
+		if err := os.Remove(link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := WriteFile("/dev/fd/"+strconv.Itoa(int(reader.Fd())), 0o600, write("", nil)); err != nil {
+		t.Errorf("to a link of the kernel: %v", err)
 	}
 	b := make([]byte, 1)
 	if _, err := io.ReadFull(reader, b); err != nil || string(b) != "x" {

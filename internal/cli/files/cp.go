@@ -44,11 +44,14 @@ does. Paths in the sandbox begin at /. The sandbox must be running.
                                                   path ends in "/."
 
 cp does not make directories above the second path. It copies symbolic links as links,
-also if the first path is one, unless -L is given. It follows a second path that is a
-link. It keeps modes, times and hard links. Files in the sandbox belong to root, unless
--a is given. Local files belong to you and lose setuid bits. A file that exists is
-replaced once the new one is complete. A link that comes from a sandbox may point
-anywhere.
+and follows the first path with -L. It follows a second path that is a link. It keeps
+modes, times and hard links. Files in the sandbox belong to root, unless -a is given.
+Local files belong to you and lose setuid bits. A file that exists is replaced once the
+new one is complete.
+
+From a sandbox cp takes no link that leads out of what is copied, because your next copy
+would write where it leads. -L copies the file behind a first path that is a link. All
+links are in a tar: sandboxctl cp SANDBOX:PATH - | tar -x
 
 "-" as the first path reads a tar and unpacks it into a directory that exists; the tar
 may be compressed with gzip, bzip2 or zstd. "-" as the second path writes a tar.
