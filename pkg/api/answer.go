@@ -21,6 +21,9 @@ import (
 // fail writes err as the answer, unless the answer has begun or nobody waits for it.
 func fail(w http.ResponseWriter, r *http.Request, err error) {
 	in := infoOf(r)
+	if why := httperr.Revoked(r.Context()); why != nil {
+		err = why
+	}
 	in.err = err
 	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
 		in.hungUp = true

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -161,6 +162,10 @@ func (e *eventHandlers) stream(w http.ResponseWriter, r *http.Request) error {
 		}
 		select {
 		case <-ctx.Done():
+			if why := httperr.Revoked(ctx); why != nil { // a comment, for people: programs come again, and are refused
+				fmt.Fprintf(w, ": %s\n\n", why)
+				rc.Flush() //nolint:errcheck // the connection is cut
+			}
 			return nil
 		case <-tick.C:
 			io.WriteString(w, ": alive\n\n") //nolint:errcheck // Flush tells

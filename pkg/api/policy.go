@@ -75,7 +75,8 @@ var policyMethods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, 
 // key of an operator.
 func (h *policyHandlers) authorise(r *http.Request, rec record.Record) error {
 	token := r.Header.Get(wire.HeaderEgressToken)
-	if infoOf(r).role.Covers(record.Operator) || h.guard.Role(token).Covers(record.Operator) {
+	role, _ := h.guard.Role(token) // no answer of this port goes on
+	if infoOf(r).role.Covers(record.Operator) || role.Covers(record.Operator) {
 		return nil
 	}
 	if err := h.guard.FromPage(r); err != nil { // a page that has the token got it where it should not have

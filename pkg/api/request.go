@@ -2,6 +2,7 @@ package api
 
 import (
 	"bufio"
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/fields"
@@ -18,6 +20,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -109,9 +112,57 @@ type tracked struct {
 	peer     *auth.Peer
 	streams  *streams
 	deadline time.Time
+	goesOn   bool        // it is a stream
+	over     atomic.Bool // nothing more is written
+}
+
+// revokedTime is how long a handler may take to end when its client is no longer admitted.
+const revokedTime = 5 * time.Second
+
+// during ends what waits for bytes of the client when it is no longer admitted, and then what
+// waits for it to take some. What else waits hangs on ctx, the context of the request.
+func (t *tracked) during(ctx, life context.Context) (leave func()) {
+	if life.Done() == nil {
+		return func() {}
+	}
+	var mu sync.Mutex
+	var late *time.Timer
+	left := false // then the connection may serve another request
+	once := func(f func()) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !left {
+			f()
+		}
+	}
+	stop := context.AfterFunc(ctx, func() {
+		if httperr.Revoked(ctx) == nil {
+			return
+		}
+		once(func() {
+			t.rc.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // a recorder in a test has none
+			late = time.AfterFunc(revokedTime, func() {
+				once(func() {
+					t.over.Store(true)
+					t.rc.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // likewise
+				})
+			})
+		})
+	})
+	return func() {
+		stop()
+		once(func() {
+			if left = true; late != nil {
+				late.Stop()
+			}
+		})
+	}
 }
 
 func (t *tracked) touch() {
+	if t.over.Load() {
+		return
+	}
 	if now := time.Now(); t.deadline.Sub(now) < writeStall-time.Second {
 		t.deadline = now.Add(writeStall)
 		t.rc.SetWriteDeadline(t.deadline) //nolint:errcheck // a recorder in a test has none
@@ -123,16 +174,23 @@ func (t *tracked) WriteHeader(status int) {
 		t.in.begun(status)
 		t.Header().Set(wire.HeaderRequestID, t.in.requestID) // ReverseProxy clears all after an interim answer
 	}
-	if status == http.StatusOK && (t.in.follows || goesOn(t.Header().Get("Content-Type"))) {
-		t.streams.add(t)
-	}
+	t.begun(status)
 	t.touch()
 	t.ResponseWriter.WriteHeader(status)
+}
+
+// begun notes that an answer goes on, if it does.
+func (t *tracked) begun(status int) {
+	if status == http.StatusOK && !t.goesOn && (t.in.follows || goesOn(t.Header().Get("Content-Type"))) {
+		t.goesOn = true
+		t.streams.add(t)
+	}
 }
 
 func (t *tracked) Write(b []byte) (int, error) {
 	if !t.in.wrote {
 		t.in.begun(http.StatusOK)
+		t.begun(http.StatusOK)
 	}
 	t.touch()
 	n, err := t.ResponseWriter.Write(b)
@@ -152,6 +210,10 @@ func (t *tracked) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 // Flush serves what asks for an http.Flusher.
 func (t *tracked) Flush() {
 	if !t.in.visit.Hold || t.in.bytes > 0 {
+		if !t.in.wrote { // a flush sends the head
+			t.in.begun(http.StatusOK)
+			t.begun(http.StatusOK)
+		}
 		t.rc.Flush() //nolint:errcheck // a writer that cannot flush does not need to
 	}
 }
@@ -173,6 +235,9 @@ func (s *Server) finish(w *tracked, r *http.Request, in *info) {
 	if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // net/http compares it so, too
 		s.cfg.Log.Error("panic in a handler", "panic", p, "request", in.requestID, "stack", string(debug.Stack()))
 		fail(w, r, errs.New(errs.Internal, ""))
+	}
+	if why := httperr.Revoked(r.Context()); why != nil && (p != nil || in.status == http.StatusSwitchingProtocols) {
+		in.err = why
 	}
 	s.observe(r, in)
 	if p != nil && errors.Is(asError(p), http.ErrAbortHandler) {

@@ -234,7 +234,10 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 }
 
 // Close drops idle connections into sandboxes.
-func (s *Server) Close() { s.gateway.Close() }
+func (s *Server) Close() {
+	s.gateway.Close()
+	s.guard.Close()
+}
 
 // HTTPServer returns a server for one listener; call Serve on it.
 func (s *Server) HTTPServer(l auth.Listener) *auth.Server { return l.Server(s, s.quiet) }
@@ -245,14 +248,18 @@ type handler func(w http.ResponseWriter, r *http.Request) error
 // ServeHTTP routes one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	in := &info{start: time.Now(), requestID: requestID(r)}
-	in.actor, in.role = s.guard.WhoIs(r)
+	var life context.Context
+	in.actor, in.role, life = s.guard.WhoIs(r)
 	ctx := journal.With(r.Context(), slog.String("request", in.requestID), slog.String("actor", in.actor))
-	r = r.WithContext(context.WithValue(ctx, infoKey{}, in))
+	ctx, leave := httperr.During(context.WithValue(ctx, infoKey{}, in), life)
+	defer leave()
+	r = r.WithContext(ctx)
 	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: auth.PeerOf(r), streams: &s.streams}
 	in.follows = strings.Contains(r.URL.RawQuery, "follow=true")
 	tw.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	tw.Header().Set(wire.HeaderRequestID, in.requestID)
 	defer s.finish(tw, r, in)
+	defer tw.during(ctx, life)()
 	if err := tw.peer.Clear(); err != nil {
 		in.route = nameNone
 		tw.Header().Set("Connection", "close")
@@ -278,7 +285,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(tw, r, err)
 		return
 	}
-	if f.need == tokens {
+	if f.need == tokens { // ReverseProxy hangs on the context of the request
 		if err := s.port(tw, r, f.target); err != nil {
 			fail(tw, r, err)
 		}
@@ -298,6 +305,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(tw, r, auth.Forbidden(in.role, f.need))
 		return
 	}
+	r.Body = &admitted{r.Body, ctx}
 	if f.changes {
 		err = s.hold(tw, r)
 	}
@@ -307,6 +315,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		fail(tw, r, err)
 	}
+	if tw.goesOn && httperr.Revoked(ctx) != nil {
+		panic(http.ErrAbortHandler) // what was cut short must not look complete
+	}
+}
+
+// admitted is a body that is read for as long as its request is admitted.
+type admitted struct {
+	io.ReadCloser
+	ctx context.Context
+}
+
+func (a *admitted) Read(p []byte) (int, error) {
+	if why := httperr.Revoked(a.ctx); why != nil {
+		return 0, why
+	}
+	return a.ReadCloser.Read(p)
 }
 
 // maxHeld bounds, in bytes, the body that is read before a request waits.

@@ -2,8 +2,11 @@ package e2e_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,9 +22,10 @@ func TestKeys(t *testing.T) {
 	l := &lab{host: h, T: t, runtime: "runc"}
 	secrets := map[string]string{}
 	for _, role := range []string{"viewer", "operator", "admin"} {
+		l.ctl("key", "rm", "e2e-"+role) // of a run that failed
 		secrets[role] = strings.TrimSpace(l.ok("key", "create", "e2e-"+role, "--role", role, "--expires", "1h"))
 	}
-	id := l.make("base")
+	id := l.make("base", "--", "sh", "-c", "echo begun; exec sleep 3600")
 	ask := func(role, method, path, body string) int {
 		t.Helper()
 		return l.request(method, path, strings.NewReader(body), "OPEN-SANDBOX-API-KEY", secrets[role]).status
@@ -76,7 +80,17 @@ func TestKeys(t *testing.T) {
 		if bytes.Contains(state, []byte(secret)) || strings.Contains(h.Log(), secret) {
 			t.Errorf("the key of %s stands in the state file or in the log", role)
 		}
+		var open []*exec.Cmd
+		if role == "operator" {
+			open = l.lasting(secrets[role], id)
+		}
 		l.ok("key", "rm", "e2e-"+role)
+		for _, c := range open {
+			err := c.Wait()
+			if text := fmt.Sprint(c.Stderr); err == nil || !strings.Contains(text, "API key e2e-operator was removed") {
+				t.Errorf("after its key is gone, %q: %v, %q", c.Args[3:], err, text)
+			}
+		}
 		if got := ask(role, "GET", "/v1/sandboxes", ""); got != 401 {
 			t.Errorf("the removed key of %s: %d", role, got)
 		}
@@ -86,4 +100,29 @@ func TestKeys(t *testing.T) {
 	l.wants(l.ctl("key", "create", "x", "--role", "root"), 125, "viewer, operator or admin")
 	l.wants(l.ctl("key", "create", "x", "--expires", "-1h"), 125, "--expires")
 	h.deleteAll(t)
+}
+
+// lasting begins with a key, by TCP, what goes on until somebody ends it, and waits until it is under way.
+func (l *lab) lasting(key, id string) (all []*exec.Cmd) {
+	l.Helper()
+	for _, args := range [][]string{
+		{"exec", id, "--", "sh", "-c", "echo begun; sleep 600"}, {"logs", "-f", id},
+	} {
+		ctx, cancel := context.WithTimeout(l.Context(), patience)
+		l.Cleanup(cancel)
+		cmd := exec.CommandContext(ctx, daemontest.Bin("sandboxctl"), append([]string{"--host", "http://" + l.TCP}, args...)...)
+		cmd.Env, cmd.Stderr = append(os.Environ(), "OPEN_SANDBOX_API_KEY="+key), &bytes.Buffer{}
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			l.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			l.Fatalf("%q says nothing: %v, %v", args, err, cmd.Stderr)
+		}
+		all = append(all, cmd)
+	}
+	return all
 }

@@ -60,26 +60,28 @@ func New(c Config) (*Guard, error) {
 	return g, nil
 }
 
-// WhoIs names the sender of a request for the log, and says what it may do. The
-// empty role may do nothing. Whoever may open the Unix socket is an admin: the host's
-// owner gives it to root and one group.
-func (g *Guard) WhoIs(r *http.Request) (actor string, role record.Role) {
+// WhoIs names the sender of a request for the log, and says what it may do, and how long:
+// life ends, with the reason as its cause, when WhoIs would answer otherwise. The empty
+// role may do nothing. Whoever may open the Unix socket is an admin: the host's owner
+// gives it to root and one group.
+func (g *Guard) WhoIs(r *http.Request) (actor string, role record.Role, life context.Context) {
 	p := PeerOf(r)
 	key, ok := g.keys.find(givenKey(r))
+	open := g.open()
 	switch {
 	case weak.Off(weak.Keys):
-		return "anyone " + p.Actor, record.Admin
+		return "anyone " + p.Actor, record.Admin, forever
 	case p.Unix:
-		return p.Actor, record.Admin
-	case ok && !expired(key):
-		return "key " + key.Name + " " + p.Actor, key.Role
-	case g.Keyless() && !p.Gateway:
+		return p.Actor, record.Admin, forever
+	case ok && !expired(key.Key):
+		return "key " + key.Name + " " + p.Actor, key.Role, key.life
+	case open != nil && !p.Gateway:
 		if g.Unauthorized(r) == nil {
 			role = record.Admin
 		}
-		return "anyone " + p.Actor, role
+		return "anyone " + p.Actor, role, open
 	}
-	return "anonymous " + p.Actor, ""
+	return "anonymous " + p.Actor, "", forever
 }
 
 // Client names the client that a request counts for, where there are limits for each
@@ -114,13 +116,13 @@ func givenKey(r *http.Request) string {
 	return ""
 }
 
-// Role is the role of a secret at this moment; empty: it has none.
-func (g *Guard) Role(secret string) record.Role {
+// Role is the role of a secret, and how long it has that; empty: it has none.
+func (g *Guard) Role(secret string) (role record.Role, life context.Context) {
 	key, ok := g.keys.find(secret)
-	if !ok || expired(key) {
-		return ""
+	if !ok || expired(key.Key) {
+		return "", forever
 	}
-	return key.Role
+	return key.Role, key.life
 }
 
 // Holds reports whether the value of a header is a key of the API, by itself or as a
@@ -147,19 +149,29 @@ func (g *Guard) Unauthorized(r *http.Request) error {
 			"this request needs an API key: send it as header %s (the SDKs take it from OPEN_SANDBOX_API_KEY), or use the Unix socket",
 			wire.HeaderAPIKey)
 	}
-	if key, ok := g.keys.find(givenKey(r)); ok && expired(key) {
-		return httperr.New(http.StatusUnauthorized, "INVALID_API_KEY", errs.Denied,
-			"API key %s expired at %s; ask an admin for a new one (`sandboxctl key create`)", key.Name,
-			key.Expires.Format(time.RFC3339))
+	if err := g.past(r); err != nil {
+		return err
 	}
-	return httperr.New(http.StatusUnauthorized, "INVALID_API_KEY", errs.Denied,
-		"this daemon does not know the API key; its keys are in the file that listen.api_key_file names, and `sandboxctl key ls` lists "+
-			"the others")
+	return refused("this daemon does not know the API key; its keys are in the file that listen.api_key_file names, and " +
+		"`sandboxctl key ls` lists the others")
+}
+
+// past says why the key of a request is one no more; nil: it never was, or still is.
+func (g *Guard) past(r *http.Request) error {
+	given := givenKey(r)
+	if key, ok := g.keys.find(given); ok && expired(key.Key) {
+		return errExpired(key.Key)
+	}
+	if key, ok := g.keys.removed(given); ok {
+		return errRemoved(key)
+	}
+	return nil
 }
 
 // Refusal says why a request may not do what needs an operator: its role is too low, or
-// the API asks for no key and the request may come from a web page. It is nil for any
-// other request without a role: then the answer may name another way in.
+// the API asks for no key and the request may come from a web page, or the key is a key
+// no more. It is nil for any other request without a role: then the answer may name
+// another way in.
 func (g *Guard) Refusal(r *http.Request, role record.Role) error {
 	switch {
 	case g.Keyless() && !PeerOf(r).Gateway:
@@ -167,7 +179,7 @@ func (g *Guard) Refusal(r *http.Request, role record.Role) error {
 	case role != "":
 		return Forbidden(role, record.Operator)
 	}
-	return nil
+	return g.past(r)
 }
 
 // Public reports whether ports of guests are open to the sender of r without a token.
@@ -180,17 +192,26 @@ func (g *Guard) Public(r *http.Request) bool {
 func (g *Guard) Allow(r *http.Request) error { return g.rates.allow(g.Client(r)) }
 
 // Keys lists the keys, those of the configuration first. They hold no secrets.
-func (g *Guard) Keys() []record.Key { return *g.keys.all.Load() }
+func (g *Guard) Keys() []record.Key {
+	var all []record.Key
+	for _, h := range g.keys.all.Load().keys {
+		all = append(all, h.Key)
+	}
+	return all
+}
 
 // KeepsKeys reports whether keys can be made.
 func (g *Guard) KeepsKeys() bool { return g.keys.store != nil }
+
+// Close ends what a Guard does by itself. It ends no request.
+func (g *Guard) Close() { g.keys.close() }
 
 // AddKey adds a key to the store. It is valid from then on.
 func (g *Guard) AddKey(ctx context.Context, k record.Key) error {
 	return g.keys.change(ctx, func(ctx context.Context) error { return g.keys.store.AddKey(ctx, k) })
 }
 
-// RemoveKey removes a key from the store. It is invalid from then on.
+// RemoveKey removes a key from the store. It is invalid from then on, and its requests end.
 func (g *Guard) RemoveKey(ctx context.Context, name string) error {
 	return g.keys.change(ctx, func(ctx context.Context) error { return g.keys.store.RemoveKey(ctx, name) })
 }

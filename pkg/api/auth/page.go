@@ -2,6 +2,7 @@ package auth
 
 import (
 	"cmp"
+	"context"
 	"net"
 	"net/http"
 	"net/netip"
@@ -14,7 +15,15 @@ import (
 
 // Keyless reports whether the API is open to everybody who can connect. The first
 // key that somebody makes ends that.
-func (g *Guard) Keyless() bool { return g.insecure && len(*g.keys.all.Load()) == 0 }
+func (g *Guard) Keyless() bool { return g.open() != nil }
+
+// open is how long requests without a key last; nil: they need one.
+func (g *Guard) open() context.Context {
+	if all := g.keys.all.Load(); g.insecure && len(all.keys) == 0 {
+		return all.open
+	}
+	return nil
+}
 
 // FromPage refuses requests of web pages where no key is asked for. The same origin
 // proves nothing: pages under this address are guests', whose ports are served beside

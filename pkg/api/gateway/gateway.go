@@ -20,8 +20,10 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -82,8 +84,8 @@ type Agents interface {
 
 // Guard knows the API keys. (auth.Guard)
 type Guard interface {
-	// Role is the role of an API key; empty: the text is no key.
-	Role(secret string) record.Role
+	// Role is the role of an API key, and how long it has that; empty: the text is no key.
+	Role(secret string) (role record.Role, life context.Context)
 	// Holds reports whether the value of a header holds an API key.
 	Holds(value string) bool
 	// Public reports whether guests' ports are open to the sender without a token.
@@ -114,6 +116,17 @@ type Visit struct {
 	// Hold: the headers of the answer need no packet of their own, because the first
 	// of its body follows at once.
 	Hold bool
+
+	life  context.Context // of the key that admitted the request to the agent; nil: none did
+	until time.Time       // when the signed address that admitted it expires; zero: none did
+}
+
+// during is ctx for as long as what admitted the request does so.
+func (v *Visit) during(ctx context.Context, port uint16) (context.Context, context.CancelFunc) {
+	if v.until.IsZero() {
+		return httperr.During(ctx, v.life)
+	}
+	return context.WithDeadlineCause(ctx, v.until, httperr.Revoke(errAddressExpired(v.until, port)))
 }
 
 // A Gateway serves ports of sandboxes. Make one with New.
@@ -145,6 +158,9 @@ func (g *Gateway) Serve(w http.ResponseWriter, r *http.Request, v *Visit, rec *r
 	if err := g.authorise(w, r, v, rec, port, t); err != nil {
 		return err
 	}
+	ctx, leave := v.during(r.Context(), port)
+	defer leave()
+	r = r.WithContext(ctx)
 	if rec.State == record.Ended && port == wire.AgentPort && g.cfg.Ended != nil {
 		if done, err := g.cfg.Ended(w, r, rec, t.Rest); done || err != nil {
 			return err

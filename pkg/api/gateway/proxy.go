@@ -138,6 +138,9 @@ func (p *passage) answered(resp *http.Response) error {
 
 // fails notes why there is no answer.
 func (p *passage) fails(_ http.ResponseWriter, r *http.Request, err error) {
+	if p.failed = httperr.Revoked(r.Context()); p.failed != nil {
+		return
+	}
 	if ended, ok := errors.AsType[*errs.Error](context.Cause(r.Context())); ok {
 		err = ended
 	}

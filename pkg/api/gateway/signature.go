@@ -83,23 +83,28 @@ func (g *Gateway) CheckSignature(t *Target, rec *record.Record, port uint16) err
 	if t.sig.mac == "" {
 		return nil
 	}
-	refuse := func(format string, args ...any) error {
-		return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
-			format+"; request a new one with GET /v1/sandboxes/{id}/endpoints/%d?expires=…", append(args, port)...)
-	}
 	if t.ID != rec.ID || !equal(t.sig.mac, g.signText(rec.ID, port, t.sig.expires).mac) {
 		if t.sigInPath {
 			t.unsign()
 			return nil
 		}
-		return refuse("the signature of this address is not valid for this port of this sandbox")
+		return refuseAddress(port, "the signature of this address is not valid for this port of this sandbox")
 	}
 	until, err := strconv.ParseInt(t.sig.expires, 36, 64)
 	if err != nil || time.Now().Unix() > until {
-		return refuse("this address expired at %s", time.Unix(until, 0).UTC().Format(time.RFC3339))
+		return errAddressExpired(time.Unix(until, 0), port)
 	}
-	t.signed = true
+	t.signed, t.until = true, time.Unix(until+1, 0) // it may be used within its last second
 	return nil
+}
+
+func refuseAddress(port uint16, format string, args ...any) error {
+	return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
+		format+"; request a new one with GET /v1/sandboxes/{id}/endpoints/%d?expires=…", append(args, port)...)
+}
+
+func errAddressExpired(at time.Time, port uint16) error {
+	return refuseAddress(port, "this address expired at %s", at.UTC().Format(time.RFC3339))
 }
 
 // ParseExpires reads when a signed address is to expire, in seconds since 1970. That is

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
@@ -22,6 +23,7 @@ type Target struct {
 	sig       signature // in the address; zero: none
 	sigInPath bool      // what looks like one may be the guest's path
 	signed    bool      // sig is right
+	until     time.Time // sig expires; set with signed
 }
 
 // Below is the target of the API's own route: base is its path up to the port, rest

@@ -34,7 +34,7 @@ func (g *Gateway) authorise(w http.ResponseWriter, r *http.Request, v *Visit, re
 	case port == wire.AgentPort:
 		return g.authoriseAgent(r, v, rec)
 	case t.signed:
-		v.Actor = "signed " + v.Peer
+		v.Actor, v.until = "signed "+v.Peer, t.until
 		return nil
 	}
 	want := g.Token(rec.ID, port)
@@ -74,12 +74,13 @@ func (g *Gateway) authoriseAgent(r *http.Request, v *Visit, rec *record.Record) 
 		return err
 	}
 	given := r.Header.Get(wire.HeaderAgentToken)
+	role, life := g.cfg.Guard.Role(given)
 	switch {
 	case rec.Token != "" && equal(given, rec.Token):
 		v.Actor = "token " + v.Peer
 		return nil
-	case g.cfg.Guard.Role(given).Covers(record.Operator): // Go's SDK sends the API key where an endpoint gave it no header
-		v.Actor = "key " + v.Peer
+	case role.Covers(record.Operator): // Go's SDK sends the API key where an endpoint gave it no header
+		v.Actor, v.life = "key "+v.Peer, life
 		return nil
 	}
 	if err := g.cfg.Guard.Refusal(r, v.Role); err != nil {
