@@ -13,8 +13,12 @@ import (
 	"github.com/coreos/go-systemd/v22/dbus"
 )
 
-// askLimit is how long systemd may take to say something about the host.
-const askLimit = 2 * time.Second
+// How long systemd may take to say something about the host: at the start of a daemon, and while a
+// sandbox ends. A busy host was seen to take seconds.
+const (
+	startLimit = jobLimit
+	endLimit   = 10 * time.Second
+)
 
 // Ending reports whether this host ends: a reboot, a power off, a kexec or a soft reboot has
 // begun, so systemd ends everything. It knows before systemd ends the first process: that is of
@@ -28,7 +32,7 @@ func Ending(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	// SystemState of the manager is no answer: until the boot is over, old releases say "starting".
-	p, err := unitProperties(ctx, "shutdown.target")
+	p, err := unitProperties(ctx, "shutdown.target", endLimit)
 	if err != nil {
 		return false, fmt.Errorf("ask systemd whether the host ends: %w", err)
 	}
@@ -46,7 +50,7 @@ func Userspace(ctx context.Context) (string, error) {
 		return startOfInit()
 	}
 	// Nothing but an end of the user space stops this target. A systemd that is executed anew keeps the ID.
-	p, err := unitProperties(ctx, "sysinit.target")
+	p, err := unitProperties(ctx, "sysinit.target", startLimit)
 	if err != nil {
 		return "", fmt.Errorf("ask systemd which user space this is: %w", err)
 	}
@@ -57,8 +61,8 @@ func Userspace(ctx context.Context) (string, error) {
 	return hex.EncodeToString(id), nil
 }
 
-func unitProperties(ctx context.Context, unit string) (map[string]any, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, askLimit, fmt.Errorf("it did not answer within %s", askLimit))
+func unitProperties(ctx context.Context, unit string, limit time.Duration) (map[string]any, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it did not answer within %s", limit))
 	defer cancel()
 	c, err := dbus.NewSystemdConnectionContext(ctx) // not by the bus, which may have ended
 	if err != nil {

@@ -61,7 +61,7 @@ stage_1() {
   for name in runc gvisor; do sandboxctl exec "$name" -- sh -c 'echo precious >/root/file; sync'; done
   sandboxctl create base --runtime runc --name ended -- sh -c 'sleep 1; exit 3'
   eventually 20 has_exited
-  mkdir /var/log/journal # what the daemon says while the host ends is kept
+  mkdir -p /var/log/journal # what the daemon says while the host ends is kept
   journalctl --flush
   say "a power off"
   later 3
