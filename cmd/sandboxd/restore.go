@@ -16,6 +16,7 @@ import (
 // A restoring is what an operator asks of "sandboxd restore".
 type restoring struct {
 	accept, check  bool
+	acceptPool     bool
 	noData         bool
 	from, identity string
 }
@@ -46,7 +47,10 @@ read, if the configuration names the target.
 
 After a restore, the daemon removes nothing from the host that the backup does not know. While
 the host has sandboxes that the backup does not know, the daemon creates no sandbox. Both hold
-until "sandboxd restore --accept".`,
+until "sandboxd restore --accept".
+
+With --accept-pool, the storage pool that is there becomes that of the state, whose own is lost.
+Sandboxes whose disks are gone end as disk_lost, snapshots fail, and volumes are named.`,
 		Example: `  systemctl stop sandboxd.socket sandboxd
   sandboxd restore --from latest --identity /root/backup.key
   systemctl start sandboxd
@@ -57,6 +61,7 @@ until "sandboxd restore --accept".`,
 	}
 	path := configFlag(cmd)
 	cmd.Flags().BoolVar(&r.accept, "accept", false, "let the next daemon remove what the restored state does not know")
+	cmd.Flags().BoolVar(&r.acceptPool, "accept-pool", false, "give up the lost storage pool of the state for the one that is there")
 	cmd.Flags().BoolVar(&r.check, "check", false, "only try whether the backup can be restored; replace nothing")
 	cmd.Flags().BoolVar(&r.noData, "no-data", false, "restore the records alone, of a backup with data, too")
 	cmd.Flags().StringVar(&r.from, "from", "", `"latest", or the name of a backup on the target of the configuration`)
@@ -69,6 +74,9 @@ until "sandboxd restore --accept".`,
 		if r.accept {
 			return daemon.AcceptRestored(cmd.Context(), cfg, cmd.OutOrStdout())
 		}
+		if r.acceptPool {
+			return daemon.AcceptPool(cmd.Context(), cfg, cmd.OutOrStdout())
+		}
 		return r.run(cmd.Context(), cfg, args, cmd.OutOrStdout())
 	}
 	return cmd
@@ -76,15 +84,15 @@ until "sandboxd restore --accept".`,
 
 func (r *restoring) validate(args []string) error {
 	ways := len(args)
-	for _, given := range []bool{r.accept, r.from != ""} {
+	for _, given := range []bool{r.accept, r.acceptPool, r.from != ""} {
 		if given {
 			ways++
 		}
 	}
-	if ways == 1 && !(r.accept && (r.check || r.identity != "")) {
+	if ways == 1 && !((r.accept || r.acceptPool) && (r.check || r.identity != "")) {
 		return nil
 	}
-	return usageError{fmt.Errorf("restore: want FILE, --from or --accept; see sandboxd restore --help")}
+	return usageError{fmt.Errorf("restore: want FILE, --from, --accept or --accept-pool; see sandboxd restore --help")}
 }
 
 // run restores, or tries whether it could.

@@ -126,7 +126,8 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	if err := errors.Join(onTrial(d), d.openCerts()); err != nil { // not in open: Teardown must work without certificates
 		return errors.Join(err, d.abandon(ctx))
 	}
-	err = errors.Join(d.pools.Configure(ctx, cfg.FixedPools()), d.openHistory(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d))
+	err = errors.Join(d.pools.Configure(ctx, cfg.FixedPools()), d.openHistory(ctx), d.manager.Recover(ctx), endLeftovers(ctx, d),
+		sayLasting(ctx, d))
 	if err != nil {
 		// Recover's error names what does not match the records, and the sweep tries
 		// again. That must not keep other sandboxes from the API.

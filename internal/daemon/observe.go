@@ -80,6 +80,14 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 		}
 		l.Pools = append(l.Pools, m)
 	}
+	l.Lasting = map[string]bool{}
+	states, err := lasting(context.Background(), d)
+	if err != nil {
+		return l, err
+	}
+	for state, why := range states {
+		l.Lasting[state] = why != ""
+	}
 	l.Creating, l.Waiting = d.queue.Len()
 	lookAhead(d, &l)
 	free, total, err := d.files.Pool.Space()

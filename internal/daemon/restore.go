@@ -269,9 +269,9 @@ func noRoom(err error) error {
 func (d *Daemon) noSweep() string {
 	switch {
 	case d.files.Pool.ID() != d.store.PoolID():
-		return fmt.Sprintf("the disks in the storage pool belong to another store (pool %.8s, store %.8s): "+
-			"restore the sandboxd.db of that pool, or, to give up its disks, delete the contents of %s",
-			d.files.Pool.ID(), d.store.PoolID(), filepath.Join(d.cfg.StateDir, "pool"))
+		return fmt.Sprintf("the storage pool %.8s is not that of the state, %.8s: stop sandboxd, and bring that pool back, or restore "+
+			"the sandboxd.db of this one. If it is lost, run `sandboxd restore --accept-pool`, and start sandboxd",
+			d.files.Pool.ID(), d.store.PoolID())
 	case d.store.Restored() != "":
 		return fmt.Sprintf("the state was restored from %s, and the host may have newer sandboxes: to remove them, stop sandboxd, "+
 			"run `sandboxd restore --accept` and start it", d.store.Restored())

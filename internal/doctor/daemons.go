@@ -2,15 +2,65 @@ package doctor
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
+
+// lastingStates asks the daemon for states that last until an operator ends them.
+var lastingStates = check{
+	name: "lasting-states", protects: "creates, expiry and the sweep, which stand while such a state lasts", root: true,
+	run: func(ctx context.Context, h *host) Finding {
+		if h.daemon() == 0 {
+			return skipped("no daemon runs that could be asked")
+		}
+		c, err := client.New("unix://"+h.cfg.Listen.Socket, "")
+		if err != nil {
+			return skipped("%v", err)
+		}
+		defer c.Close()
+		info, err := c.System().Info(ctx)
+		if err != nil {
+			return skipped("%v", err)
+		}
+		return judgeLasting(info)
+	},
+}
+
+// judgeLasting says in which such states a daemon is.
+func judgeLasting(i wire.SystemInfo) Finding {
+	var said, mend []string
+	if i.NoSweep != "" {
+		said = append(said, "nothing is swept and no sandbox expires: "+i.NoSweep)
+		mend = append(mend, "do what is said of the state")
+	}
+	if i.DrainingSince != nil {
+		said = append(said, "the host drains since "+i.DrainingSince.Format(time.RFC3339))
+		mend = append(mend, "sandboxctl system drain --off")
+	}
+	if n := len(i.Unreadable); n > 0 {
+		said = append(said, fmt.Sprintf("%s cannot be read: %s", errs.Count(n, "record", "records"), strings.Join(i.Unreadable, " ")))
+		mend = append(mend, "sandboxctl rm, snapshot rm or image rm")
+	}
+	detail, fix := strings.Join(said, ". "), strings.Join(mend, "; ")
+	switch {
+	case len(said) == 0:
+		return ok("the daemon is in none")
+	case i.NoSweep != "":
+		return fail(fix, "%s", detail)
+	}
+	return warn(fix, "%s", detail)
+}
 
 // A daemon is a sandboxd that runs on this host.
 type daemon struct {

@@ -8,8 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // TestMain lets the test binary be a daemon that holds a lock until its input ends.
@@ -82,5 +85,34 @@ func TestDaemons(t *testing.T) {
 	}
 	if cfg, f, err = read(file, nil); err != nil || cfg.InstanceName != "d" || !strings.Contains(f.Detail, "no daemon of it runs") {
 		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+// TestLastingStates: a state that lasts until somebody ends it is said, with what ends it.
+func TestLastingStates(t *testing.T) {
+	at := time.Date(2027, 3, 1, 0, 0, 0, 0, time.UTC)
+	for name, c := range map[string]struct {
+		info wire.SystemInfo
+		want Status
+		says []string
+	}{
+		"none":     {wire.SystemInfo{}, OK, nil},
+		"draining": {wire.SystemInfo{DrainingSince: &at}, Warn, []string{"2027-03-01T00:00:00Z", "sandboxctl system drain --off"}},
+		"damaged":  {wire.SystemInfo{Unreadable: []string{"aaaaaaaaaaaa"}}, Warn, []string{"1 record", "aaaaaaaaaaaa", "sandboxctl rm"}},
+		"all": {
+			wire.SystemInfo{NoSweep: "the pool is lost: run it", DrainingSince: &at, Unreadable: []string{"a", "b"}},
+			Fail,
+			[]string{"the pool is lost: run it", "drains since", "2 records"},
+		},
+	} {
+		f := judgeLasting(c.info)
+		if f.Status != c.want || (f.Status == OK) != (f.Mend == "") {
+			t.Errorf("%s: %+v", name, f)
+		}
+		for _, says := range c.says {
+			if !strings.Contains(f.Detail+"\n"+f.Mend, says) {
+				t.Errorf("%s: %+v has no %q", name, f, says)
+			}
+		}
 	}
 }

@@ -68,7 +68,7 @@ func hardeningChecks() []check {
 			run: func(_ context.Context, h *host) Finding { return h.within(r) },
 		})
 	}
-	return append(checks, coreHandler, subordinateIDs, secretsKey, certificates, diskPressure)
+	return append(checks, coreHandler, subordinateIDs, secretsKey, certificates, diskPressure, lastingStates)
 }
 
 // within checks that a sysctl is in the range of acceptable values.

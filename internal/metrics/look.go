@@ -27,7 +27,8 @@ type Look struct {
 
 	NamesAnswered, NamesUnanswered int64 // queries for which name servers were asked
 	Ends                           []End
-	Pressure                       map[string]int // the rung of each disk, by its name
+	Pressure                       map[string]int  // the rung of each disk, by its name
+	Lasting                        map[string]bool // whether the host is in a state that an operator has to end, by its name
 	Backup                         Backup
 }
 
@@ -80,7 +81,7 @@ type Flows struct {
 type looker struct {
 	look func() (Look, error)
 
-	members, poolWork, poolSeconds, left, notice, pressure *prometheus.Desc
+	members, poolWork, poolSeconds, left, notice, pressure, lasting *prometheus.Desc
 
 	backupEvery, backupGood, backupBytes, backupFailed, drillGood, drillFails, dataBytes, dataSent, dataLeft, backupUnknown,
 	checkFails *prometheus.Desc
@@ -106,6 +107,7 @@ func newLooker(look func() (Look, error)) *looker {
 			"file"),
 		pressure: d("disk_pressure_rung", "How far a disk has filled: 1 what would go anyway is removed, 2 nothing new is made, 3 idle "+
 			"sandboxes are paused, 4 it takes no writes.", "space"),
+		lasting:     d("lasting_state", "1 while the host is in a state that lasts until an operator ends it.", "state"),
 		notice:      d("validity_notice_seconds", "How long before that end something should be done.", "what", "file"),
 		backupEvery: d("backup_interval_seconds", "How often a backup is taken; 0 without a timer."),
 		backupGood: d("backup_last_success_timestamp_seconds",
@@ -138,7 +140,7 @@ func newLooker(look func() (Look, error)) *looker {
 // Describe implements prometheus.Collector.
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		l.members, l.poolWork, l.poolSeconds, l.left, l.notice, l.pressure,
+		l.members, l.poolWork, l.poolSeconds, l.left, l.notice, l.pressure, l.lasting,
 		l.backupUnknown, l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed, l.drillGood, l.drillFails, l.dataBytes,
 		l.dataSent, l.dataLeft, l.checkFails,
 		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.names,
@@ -185,6 +187,13 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 	}
 	for space, rung := range v.Pressure {
 		gauge(l.pressure, float64(rung), space)
+	}
+	for state, is := range v.Lasting {
+		n := 0.0
+		if is {
+			n = 1
+		}
+		gauge(l.lasting, n, state)
 	}
 	gauge(l.creations, float64(v.Creating), "going")
 	gauge(l.creations, float64(v.Waiting), "waiting")

@@ -245,7 +245,7 @@ func (d *diffHandlers) side(r *http.Request, id string) (side, error) {
 	if err != nil {
 		return side{}, err
 	}
-	if rec.State == record.Creating || rec.State == record.Ended && rec.NeverRan() {
+	if rec.State == record.Creating || rec.State == record.Ended && rec.Diskless() {
 		return side{}, errs.New(errs.WrongState, "sandbox %s is %s and has no files of its own", rec.ID, spec.StateOf(&rec))
 	}
 	return side{rec.ID, spec.ImageName(rec.Spec.Image), rec.Spec.Image.Layers, func() {}}, nil

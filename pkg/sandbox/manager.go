@@ -275,6 +275,9 @@ func (m *Manager) again(ctx context.Context, r *record.Record, asked bool) error
 	switch {
 	case r.State != record.Ended, !asked && !r.Restarting():
 		return wrongState(r, record.Ended)
+	case r.Reason == record.DiskLost:
+		return errs.New(errs.WrongState, "the disk of sandbox %s was lost with the storage pool, so there is nothing to start; create "+
+			"another", r.ID)
 	case r.NeverRan():
 		return errs.New(errs.WrongState, "sandbox %s could not be created, so there is nothing to start; create another", r.ID)
 	}

@@ -155,6 +155,9 @@ func (s *Snapshots) takeable(r *record.Record, q record.SnapshotRequest) error {
 			r.State)
 	case r.State == record.Ended && r.NeverRan():
 		return errs.New(errs.WrongState, "sandbox %s could not be created, so it has no files to take a snapshot of", r.ID)
+	case r.State == record.Ended && r.Diskless():
+		return errs.New(errs.WrongState, "the disk of sandbox %s was lost with the storage pool, so it has no files to take a snapshot of",
+			r.ID)
 	case r.State == record.Running, r.State == record.Paused, r.State == record.Hibernated, r.State == record.Ended:
 		return nil
 	}

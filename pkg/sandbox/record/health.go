@@ -48,7 +48,7 @@ const (
 func (r *Record) Restarting() bool {
 	p := r.Spec.Restart
 	switch {
-	case r.State != Ended, r.NeverRan(), r.Reason == Stopped, r.Reason == Expired:
+	case r.State != Ended, r.Diskless(), r.Reason == Stopped, r.Reason == Expired:
 		return false
 	case p.Max > 0 && r.Restarts >= p.Max:
 		return false

@@ -94,6 +94,7 @@ const (
 	CreateFailed Reason = "create_failed" // it never ran
 	Stopped      Reason = "stopped"       // a client asked for it; it is kept until it expires or is deleted
 	StartFailed  Reason = "start_failed"  // it ran before, and could not be started again
+	DiskLost     Reason = "disk_lost"     // the storage pool with its disk is lost, and an operator has accepted that
 	Unhealthy    Reason = "unhealthy"     // it failed its probe, and its policy starts it anew
 	// ReasonIdle is that of a sandbox which its idle policy has paused (Asleep) or is deleting. One
 	// that the policy stops is Stopped.
@@ -165,6 +166,21 @@ func (r *Record) Failed() bool {
 // NeverRan reports whether the creation of an ended sandbox failed, so that it
 // may have no disk, or half of one.
 func (r *Record) NeverRan() bool { return r.Reason == CreateFailed || r.Reason == Timeout }
+
+// Diskless reports whether an ended sandbox has no files that could be used.
+func (r *Record) Diskless() bool { return r.NeverRan() || r.Reason == DiskLost }
+
+// LoseDisk notes that the disk of a sandbox, which has no processes that could use it, is lost. The
+// daemon finishes the end of one that had not ended.
+func (r *Record) LoseDisk(at time.Time) {
+	why := "its disk was lost with the storage pool while it was " + string(r.State)
+	if r.State == Ended {
+		why = "its disk was lost with the storage pool, after it had ended (" + string(r.Reason) + ")"
+	} else {
+		r.State = Stopping
+	}
+	r.Reason, r.Message, r.Changed, r.Hibernation = DiskLost, why+"; what it wrote is gone: delete it, and create another", at, nil
+}
 
 // Spec is what the caller asked for, resolved and checked.
 type Spec struct {
