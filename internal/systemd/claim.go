@@ -33,7 +33,7 @@ func Claim() error {
 }
 
 // Settled says that the service of this process is well: systemd forgets how often it has restarted it, by which
-// it makes restarts slow and gives up at last (RestartSteps=, StartLimitBurst=). Nothing happens if systemd did not
+// it makes restarts slow (RestartSteps=, and ExecStopPost= of the unit). Nothing happens if systemd did not
 // start this process.
 func Settled(ctx context.Context) error {
 	if os.Getenv("NOTIFY_SOCKET") == "" || !Booted() {
