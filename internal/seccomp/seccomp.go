@@ -17,8 +17,12 @@
 package seccomp
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"iter"
 	"os"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -53,7 +57,8 @@ func ParseLevel(name string) (Level, error) {
 const Variable = "SANDBOXD_SECURITY"
 
 // InstallAsked installs the level that Variable names, and takes Variable out of the
-// environment. Without it nothing is installed: this is gVisor, or no sandbox at all.
+// environment, also as /proc/PID/environ shows it. Without it nothing is installed: this
+// is gVisor, or no sandbox at all.
 func InstallAsked() error {
 	name, ok := os.LookupEnv(Variable)
 	if !ok {
@@ -63,10 +68,62 @@ func InstallAsked() error {
 	if err != nil {
 		return fmt.Errorf("read %s: %w", Variable, err)
 	}
+	if err := erase(Variable + "=" + name); err != nil {
+		return fmt.Errorf("remove %s from what /proc shows of this process: %w", Variable, err)
+	}
 	if err := Install(level); err != nil {
 		return err
 	}
 	return os.Unsetenv(Variable)
+}
+
+// erase writes zeros over a variable of the environment with which this process began.
+// Go has a copy of it: os.Unsetenv does not reach what proc_pid_environ(5) shows.
+func erase(variable string) error {
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return err
+	}
+	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // proc_pid_stat(5); the third field is the first
+	if len(f) < 49 {
+		return fmt.Errorf("/proc/self/stat has %d fields after the name, and not 49 or more: %q", len(f), stat)
+	}
+	start, serr := strconv.ParseInt(string(f[47]), 10, 64) // env_start
+	end, eerr := strconv.ParseInt(string(f[48]), 10, 64)   // env_end
+	if err := errors.Join(serr, eerr); err != nil {
+		return fmt.Errorf("find the environment in /proc/self/stat: %w", err)
+	}
+	memory, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer memory.Close()
+	env := make([]byte, max(end-start, 0))
+	if _, err := memory.ReadAt(env, start); err != nil {
+		return fmt.Errorf("read the environment: %w", err)
+	}
+	for at, kv := range entries(env) {
+		if string(kv) != variable {
+			continue
+		}
+		if _, err := memory.WriteAt(make([]byte, len(kv)), start+int64(at)); err != nil {
+			return fmt.Errorf("write zeros over the variable: %w", err)
+		}
+	}
+	return nil
+}
+
+// entries are the strings of env, which end with a zero each, by where they begin.
+func entries(env []byte) iter.Seq2[int, []byte] {
+	return func(yield func(int, []byte) bool) {
+		at := 0
+		for kv := range bytes.SplitSeq(env, []byte{0}) {
+			if !yield(at, kv) {
+				return
+			}
+			at += len(kv) + 1
+		}
+	}
 }
 
 // Install sets the filter of level for all threads of this process and all its children,

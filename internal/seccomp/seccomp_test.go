@@ -187,6 +187,10 @@ func beInstalled() {
 	if _, ok := os.LookupEnv(Variable); ok {
 		fail(fmt.Errorf("%s is still there", Variable))
 	}
+	shown, err := os.ReadFile("/proc/self/environ")
+	if err != nil || strings.Contains(string(shown), Variable) || !strings.Contains(string(shown), "\x00BE=installed\x00") {
+		fail(fmt.Errorf("/proc shows the environment %q, %v", shown, err))
+	}
 	tasks, err := filepath.Glob("/proc/self/task/*/status")
 	if err != nil || len(tasks) < 2 {
 		fail(fmt.Errorf("threads: %v, %v", tasks, err))

@@ -28,7 +28,7 @@ print(json.dumps({
     "Sys": sorted(os.listdir("/sys")),
     "Volume": run("/v/id"),
     "SetUID": run("/id", user=1000, group=1000),
-    "Env": "SANDBOXD_SECURITY" in os.environ,
+    "Env": "SANDBOXD_SECURITY" in os.environ or b"SANDBOXD_SECURITY" in open("/proc/1/environ", "rb").read(),
 }))
 `
 
