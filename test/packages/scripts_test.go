@@ -88,12 +88,27 @@ dpkg -i p/v4.deb
 same "sandboxd version 0.1.4-dev+v4" "$(sandboxd --version)" "the program after a reinstallation"
 same "0.1.2-dev+v2 0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions after a reinstallation"
 gone /usr/lib/sandboxd/kept
-python3 -c 'import fcntl; f = open("/usr/lib/sandboxd/upgrade.lock", "w"); fcntl.lockf(f, fcntl.LOCK_EX); open("/srv/mounted", "w").write("x\n"); input()' <>/srv/held &
-upgrade=$!
-read -r _ </srv/mounted
-fails "sandboxd upgrade is changing the version" dpkg -i p/v3.deb
-kill $upgrade
-wait $upgrade || true
+hold() { # until it is killed
+  python3 -c 'import fcntl, sys; f = open(sys.argv[1], "w"); fcntl.lockf(f, fcntl.LOCK_EX); open("/srv/mounted", "w").write("x\n"); input()' "$1" <>/srv/held &
+  holder=$!
+  read -r _ </srv/mounted
+}
+touch /usr/lib/sandboxd/upgrade.lock
+number=$(stat -c %i /usr/lib/sandboxd/upgrade.lock)
+mkdir other
+mount -t tmpfs none other # it numbers its files one after the other
+until : >other/twin && [ "$(stat -c %i other/twin)" -ge "$number" ]; do rm other/twin; done
+same "$number" "$(stat -c %i other/twin)" "the number of a file of another file system"
+hold other/twin
+grep -q ":$number " /proc/locks
+dpkg -i p/v3.deb # what others lock is not in its way
+dpkg -i p/v4.deb
+kill $holder
+wait $holder || true
+hold /usr/lib/sandboxd/upgrade.lock
+fails "sandboxd upgrade (process $holder) is changing the version" dpkg -i p/v3.deb
+kill $holder
+wait $holder || true
 ln -sfn versions/0.1.3-dev+v3 /usr/lib/sandboxd/current # as sandboxd rollback does
 ln -sfn versions/0.1.4-dev+v4 /usr/lib/sandboxd/previous
 dpkg -i p/v2.deb

@@ -71,12 +71,16 @@ clashes() {
 	done
 }
 
-# upgrading refuses while "sandboxd upgrade" tries a version: it holds a lock of fcntl(2).
+# upgrading refuses while "sandboxd upgrade" tries a version: it holds a lock of fcntl(2), and has the file
+# open, which root alone can. /proc/locks has the locks of all users and guests, and files of other file
+# systems have the same inode number.
 upgrading() {
-	lock=$(stat -c %i $root/upgrade.lock 2>/dev/null) || return 0
-	if grep -qs ":$lock " /proc/locks; then
-		fail "sandboxd upgrade is changing the version; wait until it ends. Nothing was installed."
-	fi
+	lock=$(stat -c %d:%i $root/upgrade.lock 2>/dev/null) || return 0
+	for pid in $(awk -v inode="${lock#*:}" '$2 != "->" { split($6, at, ":"); if (at[3] == inode) print $5 }' /proc/locks); do
+		if stat -L -c %d:%i "/proc/$pid/fd/"* 2>/dev/null | grep -qxF "$lock"; then
+			fail "sandboxd upgrade (process $pid) is changing the version; wait until it ends. Nothing was installed."
+		fi
+	done
 }
 
 # downgrade refuses a version that cannot read the state that the installed one has written.
