@@ -76,7 +76,8 @@ clashes() {
 # systems have the same inode number.
 upgrading() {
 	lock=$(stat -c %d:%i $root/upgrade.lock 2>/dev/null) || return 0
-	for pid in $(awk -v inode="${lock#*:}" '$2 != "->" { split($6, at, ":"); if (at[3] == inode) print $5 }' /proc/locks); do
+	holders=$(awk -v inode="${lock#*:}" '$2 != "->" { split($6, at, ":"); if (at[3] == inode) print $5 }' /proc/locks 2>/dev/null) || true
+	for pid in $holders; do
 		if stat -L -c %d:%i "/proc/$pid/fd/"* 2>/dev/null | grep -qxF "$lock"; then
 			fail "sandboxd upgrade (process $pid) is changing the version; wait until it ends. Nothing was installed."
 		fi
