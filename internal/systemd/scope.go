@@ -79,12 +79,15 @@ func (s *Scope) start(ctx context.Context, holder *os.Process) error {
 		dbus.PropPids(uint32(holder.Pid)),
 		{Name: "Delegate", Value: godbus.MakeVariant(true)},
 		{Name: "TasksMax", Value: godbus.MakeVariant(^uint64(0))},
+		// Also after a stop that failed: else systemd makes no other one until somebody calls reset-failed.
+		{Name: "CollectMode", Value: godbus.MakeVariant("inactive-or-failed")},
 		// A shutdown does not wait for guests.
 		{Name: "KillSignal", Value: godbus.MakeVariant(int32(syscall.SIGKILL))},
 	}
 	if unit := ownUnit(); unit != "" && unit != s.name {
 		// At a shutdown, the other way round: the daemon ends while its sandboxes live, so it records no
-		// end of any. The unit of the service says so, too, for scopes that an older release has made.
+		// end of any. It must not be After= in the unit of the service: systemd forgets no unit that
+		// another one names so, and makes no scope while it remembers one of that name.
 		properties = append(properties, dbus.PropBefore(unit))
 	}
 	err := s.job(ctx, func(c *dbus.Conn, done chan<- string) error {

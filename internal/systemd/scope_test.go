@@ -122,3 +122,17 @@ func TestWithoutSystemd(t *testing.T) {
 		t.Errorf("%q, %v; want %q", again, err, one)
 	}
 }
+
+// TestUnitNamesNoScope: systemd forgets no unit that the unit of a service names, and while it remembers
+// a scope that has ended, it makes no other one: the daemon would not start any more.
+func TestUnitNamesNoScope(t *testing.T) {
+	text, err := os.ReadFile("../../systemd/sandboxd.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if key, value, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(key, "#") && strings.Contains(value, ".scope") {
+			t.Errorf("the unit names a scope: %s", line)
+		}
+	}
+}

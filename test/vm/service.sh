@@ -25,6 +25,8 @@ nobody_sleeps() {
 # ended COMMAND: the log has the command's last line.
 ended() { sandboxctl command logs lim "$1" | grep '^end$' >/dev/null; }
 
+crashed() { sandboxctl inspect lim | grep runtime_crash >/dev/null; }
+
 stage_1() {
   say install
   install_sandboxd
@@ -142,6 +144,12 @@ stage_1() {
   rm /usr/local/sbin/sleep /usr/local/bin/sleep
   eventually 20 grep -q . $scope/holder/cgroup.procs
   grep -q . $scope/heads/cgroup.procs # a restart of the service would not end it
+
+  say "an operator ends all sandboxes by their scope; a new daemon makes another one"
+  systemctl stop sandboxd-a.scope
+  systemctl restart sandboxd.service
+  same three "$(sandboxctl run --runtime runc base -- echo three)" "a sandbox in another scope"
+  eventually 10 crashed # the host did not end
 
   say remove
   sandboxctl rm -f lim
