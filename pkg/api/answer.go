@@ -8,7 +8,10 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/sandboxd/sandboxd/internal/fields"
 	"github.com/sandboxd/sandboxd/internal/weak"
@@ -67,18 +70,13 @@ func writeText(w http.ResponseWriter, status int, text string) {
 	w.Write([]byte(text + "\n")) //nolint:errcheck // a client that left needs no answer
 }
 
-// Limits of a body.
-const (
-	maxBody  = 16 << 20
-	bodyTime = time.Minute // to send a body of maxBody, or one that nobody reads
-)
-
 // decode reads one JSON value of bounded size and depth.
 func decode(w http.ResponseWriter, r *http.Request, v any) error {
-	b, err := readBody(w, r)
+	b, done, err := readBody(w, r)
 	if err != nil {
 		return err
 	}
+	defer done()
 	return decodeBody(w, r, b, v)
 }
 
@@ -106,30 +104,114 @@ func maybeJSON(kind string) bool {
 	return kind == "" || kind == "application/json" || strings.HasSuffix(kind, "+json") || kind == "application/x-www-form-urlencoded"
 }
 
-// readBody reads a body of at most maxBody bytes.
-func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+// Limits of bodies, each and together.
+const (
+	maxBody  = 16 << 20
+	bodyTime = time.Minute // to send a body of maxBody, or one that nobody reads
+
+	// freeBody is how much of each body needs no share of bodyBudget, so that large bodies of one
+	// client keep no ordinary request of another out.
+	freeBody   = 64 << 10
+	bodyBudget = 32 << 20         // bytes beyond that, of all bodies that are being read or decoded
+	bodyWait   = 2 * time.Second  // for a share; then the client asks again
+	largeTime  = 15 * time.Second // to send the rest of a body that has a share, which others may wait for
+)
+
+// readBody reads a body of at most maxBody bytes that has the shape of JSON (spec.Shape), whether or
+// not it is JSON. It takes from the server's budget as bytes arrive. The caller must call done when b
+// is decoded, and may call it twice.
+func readBody(w http.ResponseWriter, r *http.Request) (b []byte, done func(), err error) {
 	if weak.Off(weak.Bodies) {
-		return io.ReadAll(r.Body)
+		b, err = io.ReadAll(r.Body)
+		return b, func() {}, err
 	}
 	if kind := r.Header.Get("Content-Type"); !maybeJSON(kind) {
-		return nil, httperr.New(http.StatusUnsupportedMediaType, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
+		return nil, nil, httperr.New(http.StatusUnsupportedMediaType, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
 			"the body is said to be %q; send JSON, with Content-Type: application/json", httperr.Clip(kind, 80))
-	}
-	tooLarge := func() error {
-		return httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
-			"the body is larger than %d MiB; put data into the sandbox through its files API instead", maxBody>>20)
 	}
 	if r.ContentLength > maxBody {
 		w.Header().Set("Connection", "close") // else net/http would read on to keep the connection
-		return nil, tooLarge()
+		return nil, nil, bodyTooLarge()
 	}
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody)) // until the deadline of ServeHTTP
-	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return nil, tooLarge()
-	}
+	s := share{of: infoOf(r).bodies}
+	from := http.MaxBytesReader(w, r.Body, maxBody) // until the deadline of ServeHTTP, or that of grow
+	b, err = s.read(w, r, from)
 	if err != nil {
-		return nil, errs.Wrap(err, errs.Invalid, "the request body could not be read completely; send it again")
+		s.leave()
+		if errs.CodeOf(err) != errs.Internal { // it is ours: a client that still sends must live to read it
+			io.Copy(io.Discard, from) //nolint:errcheck // the answer is what it is
+			return nil, nil, err
+		}
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return nil, nil, bodyTooLarge()
+		}
+		return nil, nil, errs.Wrap(err, errs.Invalid, "the request body could not be read completely; send it again")
 	}
 	http.NewResponseController(w).SetReadDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
-	return b, nil
+	return b, sync.OnceFunc(s.leave), nil
+}
+
+func bodyTooLarge() error {
+	return httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
+		"the body is larger than %d MiB; put data into the sandbox through its files API instead", maxBody>>20)
+}
+
+// A share is what one body has of the budget of all bodies.
+type share struct {
+	of   *semaphore.Weighted
+	held int64
+}
+
+// read reads from to its end. What is refused is refused before the rest of it takes memory.
+func (s *share) read(w http.ResponseWriter, r *http.Request, from io.Reader) ([]byte, error) {
+	var shape spec.Shape
+	b := make([]byte, 0, 512)
+	for {
+		if len(b) == cap(b) {
+			size := min(2*cap(b), maxBody+1) // one more, to read the end of the largest into
+			if err := s.grow(w, r, size); err != nil {
+				return nil, err
+			}
+			b = append(make([]byte, 0, size), b...)
+		}
+		n, err := from.Read(b[len(b):cap(b)])
+		if err := shape.Add(b[len(b) : len(b)+n]); err != nil {
+			return nil, err
+		}
+		switch b = b[:len(b)+n]; {
+		case err == io.EOF:
+			return b, nil
+		case err != nil:
+			return nil, err
+		}
+	}
+}
+
+// grow takes what a body of size bytes needs of the budget beyond what it has. Bodies that wait for
+// one another all have bodyWait at most, so none of them waits for ever.
+func (s *share) grow(w http.ResponseWriter, r *http.Request, size int) error {
+	more := int64(size) - freeBody - s.held
+	if more <= 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), bodyWait)
+	defer cancel()
+	if err := s.of.Acquire(ctx, more); err != nil {
+		if err := r.Context().Err(); err != nil {
+			return err
+		}
+		return errs.Retry(errs.New(errs.Unavailable, "the daemon reads other large bodies just now, and has no room for one of more than "+
+			"%d KiB; send it again in a moment, and large ones one after another", freeBody>>10), bodyWait)
+	}
+	if s.held == 0 {
+		http.NewResponseController(w).SetReadDeadline(time.Now().Add(largeTime)) //nolint:errcheck // a recorder in a test has none
+	}
+	s.held += more
+	return nil
+}
+
+// leave gives the share back.
+func (s *share) leave() {
+	s.of.Release(s.held)
+	s.held = 0
 }

@@ -26,10 +26,11 @@ func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	body, err := readBody(w, r)
+	body, done, err := readBody(w, r)
 	if err != nil {
 		return err
 	}
+	defer done()
 	holder := s.guard.Holder(r)
 	once, err := spec.Request(r.Header.Values(wire.HeaderIdempotency), cmp.Or(holder, s.guard.Client(r)), body)
 	if err != nil {
@@ -46,6 +47,7 @@ func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	done() // before it waits
 	infoOf(r).sandbox = rec.ID
 	w.Header().Set(wire.HeaderSandbox, rec.ID)
 	if again {

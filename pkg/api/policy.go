@@ -104,10 +104,11 @@ func (h *policyHandlers) call(w http.ResponseWriter, r *http.Request, rec record
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return spec.PolicyOf(rec.Spec.Terms()), nil
 	}
-	b, err := readBody(w, r)
+	b, done, err := readBody(w, r)
 	if err != nil {
 		return wire.PolicyStatus{}, err
 	}
+	defer done()
 	var edit spec.Edit
 	switch r.Method {
 	case http.MethodPatch:
@@ -190,10 +191,11 @@ func (h *namedHandlers) put(w http.ResponseWriter, r *http.Request) error {
 	if err := spec.PolicyName(name); err != nil {
 		return err
 	}
-	body, err := readBody(w, r)
+	body, done, err := readBody(w, r)
 	if err != nil {
 		return err
 	}
+	defer done()
 	v, err := h.offer.PolicyVersion(body)
 	if err != nil {
 		return err

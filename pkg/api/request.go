@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/sandboxd/sandboxd/internal/fields"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
@@ -49,6 +51,7 @@ type info struct {
 	image     string        // of op
 	visit     gateway.Visit // to a port, if it is one
 	follows   bool          // it asks for output as it comes
+	bodies    *semaphore.Weighted
 }
 
 // begun notes that the answer begins.
@@ -65,7 +68,7 @@ func infoOf(r *http.Request) *info {
 	if in, ok := r.Context().Value(infoKey{}).(*info); ok {
 		return in
 	}
-	return &info{start: time.Now()}
+	return &info{start: time.Now(), bodies: semaphore.NewWeighted(bodyBudget)}
 }
 
 // requestID is the trimmed incoming one if it is fit for a log, else a fresh

@@ -28,6 +28,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/pkg/admission"
@@ -152,6 +154,7 @@ type Server struct {
 	gateway *gateway.Gateway
 	quiet   *log.Logger // what goes wrong behind answers
 	streams streams
+	bodies  *semaphore.Weighted // bodyBudget
 
 	// One for each resource; table says which routes each of them serves.
 	sandboxes   *sandboxHandlers
@@ -188,7 +191,10 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 		return nil, err
 	}
 	cfg.APIKeys = nil
-	s := &Server{cfg: cfg, guard: guard, quiet: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)}
+	s := &Server{
+		cfg: cfg, guard: guard, quiet: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+		bodies: semaphore.NewWeighted(bodyBudget),
+	}
 	s.streams.answers = map[*tracked]net.Conn{}
 	s.renewals = &renewals{sandboxes: sb, most: cfg.MaxTimeout, log: cfg.Log, at: map[string]time.Time{}}
 	s.gateway = gateway.New(gateway.Config{
@@ -247,7 +253,7 @@ type handler func(w http.ResponseWriter, r *http.Request) error
 
 // ServeHTTP routes one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	in := &info{start: time.Now(), requestID: requestID(r)}
+	in := &info{start: time.Now(), requestID: requestID(r), bodies: s.bodies}
 	var life context.Context
 	in.actor, in.role, life = s.guard.WhoIs(r)
 	ctx := journal.With(r.Context(), slog.String("request", in.requestID), slog.String("actor", in.actor))

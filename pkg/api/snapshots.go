@@ -328,10 +328,11 @@ func (f *forkHandlers) create(w http.ResponseWriter, r *http.Request, rec record
 	if err != nil {
 		return err
 	}
-	body, err := readBody(w, r)
+	body, done, err := readBody(w, r)
 	if err != nil {
 		return err
 	}
+	defer done()
 	holder := f.guard.Holder(r)
 	once, err := spec.Request(r.Header.Values(wire.HeaderIdempotency), cmp.Or(holder, f.guard.Client(r)), body)
 	if err != nil {
@@ -348,6 +349,7 @@ func (f *forkHandlers) create(w http.ResponseWriter, r *http.Request, rec record
 	if err != nil {
 		return err
 	}
+	done() // before it waits
 	if again {
 		w.Header().Set(wire.HeaderReplayed, "true")
 	}

@@ -101,10 +101,11 @@ func (h *vaultHandlers) change(w http.ResponseWriter, r *http.Request, rec recor
 	if err := inspected(&rec); err != nil {
 		return err
 	}
-	b, err := readBody(w, r)
+	b, done, err := readBody(w, r)
 	if err != nil {
 		return err
 	}
+	defer done()
 	do, what, status := h.vaults.Patch, "change", http.StatusOK
 	switch {
 	case r.Method == http.MethodPost && trusted:

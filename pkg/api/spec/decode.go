@@ -11,14 +11,19 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 )
 
-// maxDepth is how deep a body may nest. Decoding recurses.
-const maxDepth = 100
+// Bounds of the shape of a body.
+const (
+	maxDepth = 100 // decoding recurses
+	// maxValues is how many values a body may have. Each takes up to 200 bytes when it is decoded, also
+	// an empty one of 3 bytes. The largest lists are the rules of policies (maxRules), a few values each.
+	maxValues = 200_000
+)
 
 // Decode reads one JSON value into v. It ignores unknown fields and refuses wrong types by
 // the name of the field.
 func Decode(b []byte, v any) error {
-	if !shallow(b) {
-		return httperr.Invalid("the JSON body is nested deeper than %d levels; no request needs that", maxDepth)
+	if err := new(Shape).Add(b); err != nil {
+		return err
 	}
 	err := json.Unmarshal(b, v)
 	if err == nil {
@@ -56,29 +61,43 @@ func jsonName(kind string) string {
 	return kind
 }
 
-// shallow reports whether b nests at most maxDepth deep.
-func shallow(b []byte) bool {
+// A Shape is what is counted of a body as its bytes arrive, so that one that no request needs is
+// refused before it takes memory. The zero value is that of a body of which nothing has come yet.
+type Shape struct {
+	depth, values     int
+	inString, escaped bool
+}
+
+// Add counts the next part b of the body.
+func (s *Shape) Add(b []byte) error {
 	if weak.Off(weak.Bodies) {
-		return true
+		return nil
 	}
-	depth, inString, escaped := 0, false, false
 	for _, c := range b {
 		switch {
-		case escaped:
-			escaped = false
-		case inString:
-			escaped, inString = c == '\\', c != '"'
+		case s.escaped:
+			s.escaped = false
+		case s.inString:
+			s.escaped, s.inString = c == '\\', c != '"'
 		case c == '"':
-			inString = true
+			s.inString = true
 		case c == '{' || c == '[':
-			if depth++; depth > maxDepth {
-				return false
-			}
+			s.depth++
+			s.values++
 		case c == '}' || c == ']':
-			depth--
+			s.depth--
+		case c == ',':
+			s.values++
+		}
+		if s.depth > maxDepth {
+			return httperr.Invalid("the JSON body is nested deeper than %d levels; no request needs that", maxDepth)
+		}
+		if s.values > maxValues {
+			return httperr.Invalid("the lists and objects of the JSON body have more than %d values together; no request needs that; "+
+				"send fewer", maxValues)
 		}
 	}
-	return true
+	return nil
 }
 
 // ParseTime reads RFC 3339; a time without a zone is UTC.
