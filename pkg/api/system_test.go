@@ -29,7 +29,7 @@ func (fakeSystem) DiskUsage(context.Context) (wire.DiskUsage, error) {
 	return wire.DiskUsage{Images: []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 1}}, Sandboxes: []wire.Disk{{
 		ID:    "tabcdefghijk",
 		State: wire.Running,
-	}}, Snapshots: []wire.Disk{{ID: "snap-tabcdefghijk", State: wire.SnapshotReady}}}, nil
+	}}, Snapshots: []wire.Disk{{ID: "snap-tabcdefghijk", State: wire.SnapshotReady}}, Volumes: []wire.VolumeDisk{{Name: "data"}}}, nil
 }
 
 func (fakeSystem) Drain(context.Context, bool) error { return nil }
@@ -103,7 +103,7 @@ func TestPrune(t *testing.T) {
 	if _, err := w.volumes.Create(t.Context(), "spare", 0); err != nil {
 		t.Fatal(err)
 	}
-	w.do("POST", "/v1/volumes/prune?all=x", "").wants(t, 400, "INVALID")
+	w.do("POST", "/v1/volumes/prune?all=x", "").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
 	for _, path := range []string{"/v1/system/prune?all=true&volumes=true", "/v1/volumes/prune", "/v1/volumes/prune?all=false"} {
 		if a := w.do("POST", path, ""); a.StatusCode != 200 || !strings.Contains(string(a.body), `"volumes":[]`) {
 			t.Errorf("%s removes a volume that has a name: %d %s", path, a.StatusCode, a.body)

@@ -278,8 +278,8 @@ func TestVolumeRoutes(t *testing.T) {
 	want("DELETE", "/v1/volumes/"+strings.Repeat("x", 5000), "", 404, "VOLUME::PVC_NOT_FOUND")
 	w.volumes.all[1].UsedBy = []string{"tabcdefghijk"}
 	want("DELETE", "/v1/volumes/big", "", 409, "tabcdefghijk")
-	want("POST", "/v1/volumes/prune", "", 200, `{"volumes":["data"]}`)
-	want("POST", "/v1/volumes/prune", "", 200, `{"volumes":[]}`)
+	want("POST", "/v1/volumes/prune?all=true", "", 200, `{"volumes":["data"]}`)
+	want("POST", "/v1/volumes/prune?all=true", "", 200, `{"volumes":[]}`)
 	w.volumes.all[0].UsedBy = nil
 	want("DELETE", "/v1/volumes/big", "", 204, "")
 	want("DELETE", "/v1/volumes/big", "", 404, "there is no volume")

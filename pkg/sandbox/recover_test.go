@@ -483,11 +483,11 @@ func TestSoftReboot(t *testing.T) {
 
 		// One that lives is proof that its user space has not ended, whatever systemd says.
 		lives, crashes := mustCreate(t, m, spec()), mustCreate(t, m, spec())
-		m, d = reincarnate(t, h, m, in("three"))
+		m, _ = reincarnate(t, h, m, in("three"))
 		if r, err := m.Get(t.Context(), lives.ID); err != nil || r.State != record.Running {
 			t.Errorf("%s %s, %v", r.State, r.Reason, err)
 		}
-		m, d = reincarnate(t, h, m, in(""))
+		m, _ = reincarnate(t, h, m, in(""))
 		stop(t, m)
 		h.shoot(crashes.ID)
 		m, d = reincarnate(t, h, m, in("")) // systemd did not answer

@@ -115,7 +115,8 @@ func releasePolicy() record.PolicyVersion {
 func fullRecord() record.Record {
 	code := 3
 	r := record.Record{
-		ID: releaseID('g'), State: record.Ended, Token: "TOKEN", BootID: "a-boot-long-ago", Created: past, Expires: future,
+		ID: releaseID('g'), State: record.Ended, Token: "TOKEN", BootID: "a-boot-long-ago", Userspace: "a-user-space",
+		Created: past, Expires: future,
 		Prepared: true, Updated: past.Add(time.Second), Started: past.Add(time.Second),
 		Restarts: 3, QuickRestarts: 2, // as many as there may be, so that a daemon does not start it
 		Reason: record.Exited, Message: "exited with 3", ExitCode: &code, LastOutput: "bye\n",

@@ -153,7 +153,7 @@ var kernelAttacks = []attack{
 	attackByCall("io_setup", "seccomp", nil, without(weak.Seccomp), nil),
 	withHeld(attackByCall("filter-of-calls", "seccomp", nil, without(weak.Seccomp), nil), "EINVAL"),
 	withHeld(attackByCall("filter-of-calls-prctl", "seccomp", nil, without(weak.Seccomp), nil), "EINVAL"),
-	withHeld(attackByCall("filter-of-a-socket", "seccomp", nil, without(weak.Seccomp), noSuchCall), "ENOPROTOOPT"),
+	withHeld(attackByCall("filter-of-a-socket", "seccomp", nil, without(weak.Seccomp), nil), "ENOPROTOOPT"),
 }
 
 // attackByCall is one of the calls of the program guest. got is what it gets without the

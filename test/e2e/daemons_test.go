@@ -324,8 +324,8 @@ func TestLostStore(t *testing.T) {
 	if all, err := h.api.List(t.Context(), client.Filter{}); err != nil || len(all) > 0 {
 		t.Errorf("%+v, %v", all, err)
 	}
-	if log := h.Log(); !strings.Contains(log, "belong to another store") {
-		t.Error("the daemon does not say that the pool belongs to another store")
+	if log := h.Log(); !strings.Contains(log, "is not that of the state") {
+		t.Error("the daemon does not say that the pool is not that of its state")
 	}
 	h.holdsOnly(t, before)
 	h.Stop()
