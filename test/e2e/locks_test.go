@@ -39,6 +39,7 @@ func TestSharedLocks(t *testing.T) {
 			}
 			tellRanges(a, beside, b)
 			for _, mode := range []string{"delete", "wal"} { // the rollback journal, and memory that both map
+				a.asks(mode, "made('%s')", mode)
 				a.send("insert('%s', 50, 'a')", mode)
 				b.send("insert('%s', 50, 'b')", mode)
 				a.said("50")

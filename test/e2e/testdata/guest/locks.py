@@ -71,11 +71,18 @@ def interrupted(f, *args):
         return 'interrupted'
 
 
+def made(mode):
+    """Makes a database. SQLite changes the journal of one that another process has open only at once, or fails."""
+    db = sqlite3.connect(mode, isolation_level=None)
+    said = db.execute('pragma journal_mode=' + mode).fetchone()[0]
+    db.execute('create table t (who, n)')
+    db.close()
+    return said
+
+
 def insert(mode, n, who):
     """Commits n rows, one by one, into a database that others write to, too; counts what is acknowledged."""
     db = sqlite3.connect(mode, timeout=100, isolation_level=None)
-    db.execute('pragma journal_mode=' + mode)
-    db.execute('create table if not exists t (who, n)')
     done = 0
     for i in range(n):
         db.execute('begin immediate')
@@ -110,4 +117,7 @@ def appended():
 os.chdir(sys.argv[1])
 print('here', flush=True)
 for line in sys.stdin:
-    print(eval(line), flush=True)
+    try:
+        print(eval(line), flush=True)
+    except Exception as why:
+        print(repr(why), flush=True)
