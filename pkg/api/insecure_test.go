@@ -149,7 +149,7 @@ func TestSandboxedPages(t *testing.T) {
 		t.Helper()
 		a := w.do("GET", path, "", wire.HeaderAPIKey, key)
 		if a.StatusCode != http.StatusOK {
-			t.Errorf("%s: %s", path, a.Status)
+			t.Errorf("%s: %s %s", path, a.Status, a.body)
 		}
 		return a.Header.Get("Content-Security-Policy")
 	}

@@ -115,8 +115,10 @@ type tracked struct {
 	peer     *auth.Peer
 	streams  *streams
 	deadline time.Time
-	goesOn   bool        // it is a stream
-	over     atomic.Bool // nothing more is written
+	ctx      context.Context // of the request, for as long as it is admitted; nil: it always is
+	goesOn   bool            // it is a stream
+	over     atomic.Bool     // nothing more is written
+	answered atomic.Bool     // the head of an answer that is no stream was written
 }
 
 // revokedTime is how long a handler may take to end when its client is no longer admitted.
@@ -128,6 +130,7 @@ func (t *tracked) during(ctx, life context.Context) (leave func()) {
 	if life.Done() == nil {
 		return func() {}
 	}
+	t.ctx = ctx
 	var mu sync.Mutex
 	var late *time.Timer
 	left := false // then the connection may serve another request
@@ -143,7 +146,9 @@ func (t *tracked) during(ctx, life context.Context) (leave func()) {
 			return
 		}
 		once(func() {
-			t.rc.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // a recorder in a test has none
+			if !t.answered.Load() {
+				t.rc.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // a recorder in a test has none
+			}
 			late = time.AfterFunc(revokedTime, func() {
 				once(func() {
 					t.over.Store(true)
@@ -178,8 +183,21 @@ func (t *tracked) WriteHeader(status int) {
 		t.Header().Set(wire.HeaderRequestID, t.in.requestID) // ReverseProxy clears all after an interim answer
 	}
 	t.begun(status)
+	t.answer(status)
 	t.touch()
 	t.ResponseWriter.WriteHeader(status)
+}
+
+// answer notes that an answer which is no stream begins. If the client is no longer admitted by then, nothing more is
+// read from its connection (during), so the connection serves no other request.
+func (t *tracked) answer(status int) {
+	if status < 200 || t.goesOn {
+		return
+	}
+	t.answered.Store(true)
+	if t.ctx != nil && httperr.Revoked(t.ctx) != nil {
+		t.Header().Set("Connection", "close")
+	}
 }
 
 // begun notes that an answer goes on, if it does.
@@ -194,6 +212,7 @@ func (t *tracked) Write(b []byte) (int, error) {
 	if !t.in.wrote {
 		t.in.begun(http.StatusOK)
 		t.begun(http.StatusOK)
+		t.answer(http.StatusOK)
 	}
 	t.touch()
 	n, err := t.ResponseWriter.Write(b)
