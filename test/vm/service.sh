@@ -25,7 +25,7 @@ nobody_sleeps() {
 # ended COMMAND: the log has the command's last line.
 ended() { sandboxctl command logs lim "$1" | grep '^end$' >/dev/null; }
 
-crashed() { sandboxctl inspect lim | grep runtime_crash >/dev/null; }
+crashed() { sandboxctl inspect ends | grep runtime_crash >/dev/null; }
 
 stage_1() {
   say install
@@ -146,13 +146,14 @@ stage_1() {
   grep -q . $scope/heads/cgroup.procs # a restart of the service would not end it
 
   say "an operator ends all sandboxes by their scope; a new daemon makes another one"
+  sandboxctl create base --runtime runc --name ends # the disk of lim is full, which would be its reason
   systemctl stop sandboxd-a.scope
   systemctl restart sandboxd.service
   same three "$(sandboxctl run --runtime runc base -- echo three)" "a sandbox in another scope"
   eventually 10 crashed # the host did not end
 
   say remove
-  sandboxctl rm -f lim
+  sandboxctl rm -f lim ends
   eventually 5 nothing_left
   scripts/uninstall.sh
   [ ! -e /run/sandboxd ]
