@@ -205,6 +205,16 @@ func TestMove(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	// The link stands, and whether it is on disk is not known: both names lead to a whole pool.
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMove$")
+	cmd.Env = append(os.Environ(), moveEnv+"="+away, failpoint.Env+"=pool:linked=error")
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "failpoint pool:linked") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	holds("pool:linked")
+	if _, err := MoveLoop(t.Context(), b.image, home, quiet); err != nil {
+		t.Fatal(err)
+	}
 	file, err := MoveLoop(t.Context(), b.image, away, quiet)
 	if err != nil {
 		t.Fatal(err)

@@ -61,10 +61,15 @@ func MoveLoop(ctx context.Context, image, to string, progress func(done, all int
 		link := image + ".link"
 		err := errors.Join(gone(os.Remove(link)), os.Symlink(file, link), failpoint.Pass("pool:link"))
 		if err == nil {
-			err = durable.Rename(link, image)
+			err = os.Rename(link, image)
 		}
 		if err != nil {
-			return "", errors.Join(fmt.Errorf("link %s to %s: %w", image, file, err), os.Remove(file))
+			return "", errors.Join(fmt.Errorf("link %s to %s: %w", image, file, err), gone(os.Remove(link)), os.Remove(file))
+		}
+		// From here on the copy may be the only file of the pool: nothing removes it.
+		if err := errors.Join(failpoint.Pass("pool:linked"), durable.SyncDir(filepath.Dir(image))); err != nil {
+			return file, fmt.Errorf("the pool is %s now, and %s a link to it, which a power cut may undo: %w; the file of before stays, "+
+				"if it had another name", file, image, err)
 		}
 	}
 	if source != image { // otherwise the link, or the file, has taken its place
