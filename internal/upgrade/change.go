@@ -59,10 +59,13 @@ func (c *Change) Run(ctx context.Context) (err error) {
 		return err
 	}
 	before, err := c.look(ctx)
-	if err != nil {
-		if before, err = c.rescue(ctx, j, err); err != nil {
+	if dead, ok := errors.AsType[*unserved](err); ok {
+		if before, err = c.rescue(ctx, j, dead); err != nil {
 			return err
 		}
+	} else if err != nil {
+		return fmt.Errorf("ask the daemon of sandboxd %s, which runs, so that the new one can be compared with it: %w; nothing was "+
+			"changed", j.From, err)
 	}
 	if err := c.reads(j, before); err != nil {
 		return err

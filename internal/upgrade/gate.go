@@ -46,7 +46,7 @@ func (c *Change) look(parent context.Context) (*view, error) {
 	defer cancel()
 	v, err := c.Client.Version(ctx)
 	if err != nil {
-		return nil, err
+		return nil, &unserved{err}
 	}
 	see := &view{version: v.Version, runtimes: v.Runtimes}
 	if see.warning, err = c.Client.System().Health(ctx); err != nil {

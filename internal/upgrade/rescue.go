@@ -23,6 +23,12 @@ import (
 // A rescue is a change away from a version that does not serve. Nothing can be compared with it, so
 // the other version is good when it serves.
 
+// unserved is why a daemon answers nothing, not even which version it is. An error of another question is none: a
+// daemon that lives, on a busy host, is not to be left without a comparison.
+type unserved struct{ error }
+
+func (u *unserved) Unwrap() error { return u.error }
+
 // rescue looks at a host whose daemon does not answer, for the reason given. It sets the schema of
 // the journal to that of the state file: a version that does not start may not have brought it forward.
 func (c *Change) rescue(ctx context.Context, j *versions.Journal, why error) (*view, error) {

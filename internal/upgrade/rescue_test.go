@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -90,5 +92,42 @@ func TestRescue(t *testing.T) {
 	}
 	if err := s.reads(old); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestBusy: a daemon that lives, and fails one question, is not taken for a dead one: without a comparison the gate
+// would pass any version that serves.
+func TestBusy(t *testing.T) {
+	s := build(t, t.TempDir())
+	var out strings.Builder
+	c, err := s.change(&out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(t.TempDir(), "busy.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	busy := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if strings.HasSuffix(r.URL.Path, "/version") {
+			fmt.Fprintf(w, `{"version":%q,"runtimes":["runc"]}`, from)
+			return
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		fmt.Fprint(w, `{"code":"GENERAL::UNKNOWN_ERROR","message":"the store is busy"}`)
+	})}
+	go busy.Serve(l) //nolint:errcheck // it is closed
+	t.Cleanup(func() { busy.Close() })
+	if c.Client, err = client.New("unix://"+socket, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "which runs") ||
+		!strings.Contains(err.Error(), "nothing was changed") {
+		t.Errorf("the change goes on: %v\n%s", err, out.String())
+	}
+	if version, err := s.consistent(); err != nil || version != from {
+		t.Errorf("%q, %v", version, err)
 	}
 }
