@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/netns"
@@ -57,10 +58,14 @@ type Watch struct {
 	Log     *slog.Logger
 
 	failed string // the last error that was logged
+	ends   sync.WaitGroup
+	mu     sync.Mutex
+	ending map[string]bool // sandboxes that are being ended; guarded by mu
 }
 
 // Run looks until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
+	defer w.ends.Wait()
 	ticks := time.NewTicker(tick)
 	defer ticks.Stop()
 	base, looked, took := int64(0), time.Time{}, time.Duration(0)
@@ -82,7 +87,8 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
-// Look looks at all sandboxes once, and ends those that hold more than Limit.
+// Look looks at all sandboxes once, and begins to end those that hold more than Limit. It does not wait for their ends:
+// a guest can make its own slow, and the others are watched all the same.
 func (w *Watch) Look(ctx context.Context) error {
 	all, err := w.Sandboxes(ctx)
 	if err != nil {
@@ -115,9 +121,37 @@ func (w *Watch) Look(ctx context.Context) error {
 		}
 	}
 	for id, text := range over {
-		failed = append(failed, w.End(ctx, *live[id], text))
+		w.end(ctx, *live[id], text)
 	}
 	return errors.Join(failed...)
+}
+
+// end ends a sandbox, unless that is under way. It is tried again after Often.
+func (w *Watch) end(ctx context.Context, was record.Record, text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ending[was.ID] {
+		return
+	}
+	if w.ending == nil {
+		w.ending = map[string]bool{}
+	}
+	w.ending[was.ID] = true
+	w.ends.Go(func() {
+		if err := w.End(ctx, was, text); err != nil && ctx.Err() == nil {
+			w.Log.Error("cannot end a sandbox whose sockets hold too much memory of the kernel; it is tried again", "sandbox", was.ID,
+				"err", err)
+			again := time.NewTimer(Often)
+			defer again.Stop()
+			select {
+			case <-ctx.Done():
+			case <-again.C:
+			}
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.ending, was.ID)
+	})
 }
 
 // complain logs an error once, and not each time.

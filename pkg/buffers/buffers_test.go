@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -25,6 +26,8 @@ type bench struct {
 	ended map[string]string
 	asked []string
 	err   error
+	slow  chan struct{} // an end of "a" waits for it; nil: it does not
+	mu    sync.Mutex    // of ended
 
 	counts map[string]int64
 }
@@ -49,9 +52,17 @@ func newBench() *bench {
 		},
 		Counts:    func(id string) (int64, error) { return b.counts[id], nil },
 		Available: func() (int64, error) { return b.left.Load(), nil },
-		End:       func(_ context.Context, was record.Record, text string) error { b.ended[was.ID] = text; return nil },
-		Watched:   func(r *record.Record) bool { return r.Spec.Runtime == "runc" },
-		Log:       slog.New(slog.DiscardHandler),
+		End: func(_ context.Context, was record.Record, text string) error {
+			if b.slow != nil && was.ID == "a" {
+				<-b.slow
+			}
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.ended[was.ID] = text
+			return nil
+		},
+		Watched: func(r *record.Record) bool { return r.Spec.Runtime == "runc" },
+		Log:     slog.New(slog.DiscardHandler),
 	}
 	return b
 }
@@ -63,6 +74,7 @@ func TestLook(t *testing.T) {
 	if err := b.Look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	b.ends.Wait()
 	if !slices.Equal(b.asked, []string{"a", "b"}) {
 		t.Errorf("looked at %v; want those that live on runc", b.asked)
 	}
@@ -70,13 +82,37 @@ func TestLook(t *testing.T) {
 		t.Errorf("ended: %v", b.ended)
 	}
 	b.held, b.ended, b.counts = nil, map[string]string{}, map[string]int64{"a": Counted + 1, "b": Counted}
-	if err := b.Look(t.Context()); err != nil || len(b.ended) != 1 || !strings.Contains(b.ended["a"], "cgroup v1") {
+	err := b.Look(t.Context())
+	if b.ends.Wait(); err != nil || len(b.ended) != 1 || !strings.Contains(b.ended["a"], "cgroup v1") {
 		t.Errorf("ended: %v, %v", b.ended, err)
 	}
 	b.err = errors.New("no store")
 	if err := b.Look(t.Context()); !errors.Is(err, b.err) {
 		t.Errorf("without a list: %v", err)
 	}
+}
+
+// A sandbox whose end takes long keeps nobody from ending another one, and is ended once.
+func TestSlowEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		b.slow = make(chan struct{})
+		b.held = map[string]netns.Held{"a": {Bytes: 2 * Limit, Most: "UDP"}, "b": {Bytes: 2 * Limit, Most: "netlink"}}
+		for range 2 {
+			if err := b.Look(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if b.mu.Lock(); len(b.ended) != 1 || b.ended["b"] == "" {
+				t.Errorf("ended: %v", b.ended)
+			}
+			b.mu.Unlock()
+		}
+		close(b.slow)
+		if b.ends.Wait(); len(b.ended) != 2 {
+			t.Errorf("ended: %v", b.ended)
+		}
+	})
 }
 
 // All are looked at when the host's memory falls, and otherwise each five seconds.
