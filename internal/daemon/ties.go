@@ -59,7 +59,7 @@ func AcceptPool(ctx context.Context, cfg *config.Config, out io.Writer) (err err
 		return fmt.Errorf("accept the storage pool: %w", err)
 	}
 	d.onClose(d.store.Close)
-	if was := d.store.PoolID(); was == "" || was == d.files.Pool.ID() {
+	if d.store.PoolID() == d.files.Pool.ID() { // one without an ID is new, beside the pool of a state that is lost
 		fmt.Fprintln(out, "nothing to accept: the storage pool is that of the state")
 		return nil
 	}

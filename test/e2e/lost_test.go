@@ -112,9 +112,23 @@ func TestLostPool(t *testing.T) {
 	}
 	fresh := h.create(t, mounting())
 	h.answers(t, fresh.ID)
-	if err := h.api.Delete(t.Context(), fresh.ID); err != nil {
-		t.Error(err)
+	if err := h.api.Stop(t.Context(), fresh.ID, 0); err != nil {
+		t.Fatal(err)
 	}
+
+	// The other way round: the state is lost, and its pool is there.
+	h.Stop()
+	if err := os.Remove(filepath.Join(state, "sandboxd.db")); err != nil {
+		t.Fatal(err)
+	}
+	h.Start()
+	h.lasts(t, "lost_pool", true)
+	h.Stop()
+	if said, err := h.restore(t, "--accept-pool"); err != nil || !strings.Contains(said, "accepted: storage pool") {
+		t.Fatalf("with a lost state: %v\n%s", err, said)
+	}
+	h.Start()
+	h.lasts(t, "lost_pool", false)
 }
 
 // lasts says whether the metric has the host in a state that an operator has to end.
