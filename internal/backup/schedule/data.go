@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime"
 	"slices"
@@ -113,6 +114,9 @@ func (k *Keeper) needed(ctx context.Context, all []target.Backup) (map[string]bo
 			continue
 		}
 		packs, err := target.Packs(ctx, k.Target, b.Name)
+		if errors.Is(err, fs.ErrNotExist) && k.Whose().Of(b) == target.Other { // its owner has removed it just now
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("find what %s needs: %w", b.Name, err)
 		}

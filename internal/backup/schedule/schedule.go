@@ -197,7 +197,12 @@ func (k *Keeper) Backup(ctx context.Context) (b target.Backup, err error) {
 	if err != nil {
 		run.Error = err.Error()
 	}
-	h := k.note(func(s *Status) *History { return &s.Backup }, run)
+	h := k.note(func(s *Status) *History {
+		if err == nil {
+			s.Tried = nil
+		}
+		return &s.Backup
+	}, run)
 	if err != nil {
 		k.mu.Lock()
 		k.failed++

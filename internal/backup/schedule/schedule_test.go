@@ -303,7 +303,8 @@ func TestKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	h.remember(func(s *Status) { s.Tried = []string{half} }) // as the daemon does before it stores it
+	h.remember(func(s *Status) { s.Tried = []string{half} })                 // as the daemon does before it stores it
+	h.note(func(s *Status) *History { return &s.Drill }, Run{Time: h.clock}) // a drill that comes before the next backup
 	h.want("1 2? 1?", "after the kill")
 	if b, err := target.Find(t.Context(), h.Target, h.Whose(), target.Latest); err != nil || b.Number != 1 {
 		t.Errorf("the latest is %+v, %v", b, err)

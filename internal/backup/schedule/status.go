@@ -107,9 +107,6 @@ func ReadStatus(dir string) (s Status, err error) {
 func (k *Keeper) note(of func(*Status) *History, r Run) (h History) {
 	k.remember(func(s *Status) {
 		of(s).note(r)
-		if s.Backup.Last.Error == "" {
-			s.Tried = nil
-		}
 		h = *of(s)
 	})
 	return h
