@@ -837,11 +837,15 @@ func TestOutput(t *testing.T) {
 		"logs -t --since 1795000000 lab":       "since=2026-11-18T11%3A06%3A40Z&timestamps=true\n",
 		"image ls -o name":                     "python:latest\n",
 		"pause lab":                            "lab\n",
-		"rm lab " + testID:                     "lab\n" + testID + "\n",
+		"rm -f lab " + testID:                  "lab\n" + testID + "\n",
 	} {
 		if r := d.run(t, strings.Fields(args)...); r.code != 0 || r.out != want || r.errout != "" {
 			t.Errorf("%s: %+v", args, r)
 		}
+	}
+	// This daemon is of an older release: it knows no force, and removes what runs.
+	if r := d.run(t, "rm", "lab"); r.code != 125 || r.out != "" || !strings.Contains(r.errout, "is running") {
+		t.Errorf("rm of a sandbox that runs: %+v", r)
 	}
 	for _, tail := range []string{"-1", "x", "100001"} {
 		for _, args := range [][]string{{"logs", "-n", tail, "lab"}, {"command", "logs", "-n", tail, "lab", commandID}} {

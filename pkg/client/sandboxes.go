@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 func sandboxPath(idOrName, rest string) string {
@@ -117,6 +118,11 @@ func (c *Client) Delete(ctx context.Context, idOrName string) error {
 // Remove is Client.Delete for a sandbox that has ended. It fails with errs.WrongState, and does
 // nothing, for one that has not.
 func Remove(ctx context.Context, c *Client, idOrName string) error {
+	// A daemon of an older release knows no force, and deletes what runs. One of this release looks under the lock.
+	if sb, err := c.Get(ctx, idOrName); err == nil && (sb.Status.State == wire.Running || sb.Status.State == wire.Paused) {
+		return errs.New(errs.WrongState, "sandbox %s is %s, and its processes and what it has in memory would be lost; stop it first "+
+			"(`sandboxctl stop %s`), or remove it all the same (`sandboxctl rm -f %[1]s`)", sb.ID, strings.ToLower(sb.Status.State), sb.ID)
+	}
 	return c.do(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName, ""), query: url.Values{"force": {"false"}}}, nil)
 }
 
