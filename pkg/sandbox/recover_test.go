@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -512,9 +513,10 @@ func mustRecord(t *testing.T, h *host, id string) record.Record {
 // not end the host after all.
 func TestHostEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ends, asked := false, 0
+		var ends atomic.Bool
+		var asked atomic.Int32 // by many sweepers at once
 		host := func(c *Config) {
-			c.HostEnds = func(context.Context) bool { asked++; return ends }
+			c.HostEnds = func(context.Context) bool { asked.Add(1); return ends.Load() }
 		}
 		h := newHost()
 		m, _ := h.boot(t, host)
@@ -522,10 +524,10 @@ func TestHostEnds(t *testing.T) {
 		gvisor.Runtime = "runsc"
 		linkless := mustCreate(t, m, gvisor)
 
-		ends = true
+		ends.Store(true)
 		h.exit(done.ID, Obituary{})
 		synctest.Wait()
-		if asked != 0 {
+		if asked.Load() != 0 {
 			t.Error("one that ended well costs a question to systemd")
 		}
 		h.shoot(shot.ID)
@@ -551,7 +553,7 @@ func TestHostEnds(t *testing.T) {
 			t.Error("a disk is gone")
 		}
 
-		ends = false // somebody cancelled it (systemctl cancel)
+		ends.Store(false) // somebody cancelled it (systemctl cancel)
 		if err := m.Recover(t.Context()); err != nil {
 			t.Fatal(err)
 		}
