@@ -58,6 +58,14 @@ func (c *Config) FixedPools() (all []record.Pool) {
 	return all
 }
 
+// PoolImages are the images of Pools, as they are named.
+func (c *Config) PoolImages() (uris []string) {
+	for _, p := range c.Pools {
+		uris = append(uris, p.Image)
+	}
+	return uris
+}
+
 func (c *Config) validatePools(bad func(string, ...any)) {
 	if n := len(c.Pools); n > record.MaxPools {
 		bad("pool: there are %d tables [[pool]]: want at most %d", n, record.MaxPools)

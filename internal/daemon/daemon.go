@@ -296,6 +296,7 @@ func (d *Daemon) openStorage(ctx context.Context) (err error) {
 		TempDir:    filepath.Join(d.cfg.StateDir, "build"),
 		Users:      d.layerUsers,
 		Aliases:    d.cfg.Images.Names,
+		Pools:      d.cfg.PoolImages(),
 		Registries: d.cfg.Images.Registries,
 		BlobsDir:   filepath.Join(d.cfg.StateDir, "blobs"),
 

@@ -50,7 +50,7 @@ func (h *imageHandlers) list(w http.ResponseWriter, r *http.Request) error {
 }
 
 // mayReplace reports whether the sender of r may give a name to another image than the
-// one that it names: the sandboxes of all clients start from that.
+// one that it names, or for which it is kept: the sandboxes of all clients start from that.
 func mayReplace(r *http.Request) bool { return infoOf(r).role.Covers(record.Admin) }
 
 // resolve finds the image that a client means by uri.

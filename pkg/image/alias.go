@@ -2,7 +2,6 @@ package image
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -94,28 +93,6 @@ func (s *Store) alias(ref Reference) (Alias, bool) {
 		}
 	}
 	return Alias{}, false
-}
-
-// other fails with record.NotReplaced if clients that say the name of i get another
-// image now, by this name or by an alias.
-func (s *Store) other(ctx context.Context, i record.Image) error {
-	is, here, err := s.cfg.DB.GetImage(ctx, i.Name, i.Tag)
-	switch {
-	case err != nil:
-		return record.NotReplaced(i, "in a record that cannot be read")
-	case here && is.Digest != i.Digest:
-		return record.NotReplaced(i, "digest "+is.Digest)
-	case here:
-		return nil
-	}
-	a, ok := s.alias(Reference{Name: i.Name, Tag: i.Tag})
-	if !ok {
-		return nil
-	}
-	if is, here, err = s.cfg.DB.GetImage(ctx, a.to.Name, a.to.Tag); err != nil || here && is.Digest != i.Digest {
-		return record.NotReplaced(i, "as an alias of "+a.Image+", by images.aliases of the configuration")
-	}
-	return nil
 }
 
 // Aliases lists the aliases of i, in order.

@@ -107,7 +107,7 @@ func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, replace 
 	if config.Labels, err = r.readVersions(tmp); err != nil {
 		return i, err
 	}
-	if i, err = s.name(ctx, record.Image{Name: name, Config: config}, []staged{layer}, replace); err != nil {
+	if i, err = s.name(ctx, record.Image{Name: name, Config: config}, []staged{layer}, fromRecipe, replace); err != nil {
 		return i, err
 	}
 	fmt.Fprintf(progress, "built %s, %d MiB, %s\n", i.Ref(), i.Bytes>>20, i.Digest)

@@ -76,6 +76,8 @@ type Config struct {
 	Users func(layer string) []string
 	// Aliases are other names of images; the first that fits is used. (ParseAliases)
 	Aliases []Alias
+	// Pools are the images of the configuration's pools, as it names them.
+	Pools []string
 	// SameVersions refuses an alias of another version than the name says (Store.Note).
 	SameVersions bool
 	// Registries are asked for images that are not on this host; nil: there are none.
@@ -159,7 +161,7 @@ func (s *Store) local(ctx context.Context, ref Reference) (record.Image, error) 
 	case err != nil:
 		return record.Image{}, fmt.Errorf("resolve image %s: %w", ref.URI, err)
 	case ref.Digest != "" && !(ok && known(i, ref.Digest)):
-		if pulled, here, err := s.cfg.DB.GetImage(ctx, ref.Name, ref.kept()); err == nil && here {
+		if pulled, here, err := s.cfg.DB.GetImage(ctx, ref.Name, ref.kept()); err == nil && here && known(pulled, ref.Digest) {
 			return pulled, nil
 		} else if !ok {
 			return record.Image{}, s.unknown(ref)
@@ -213,8 +215,8 @@ func (s *Store) unknown(ref Reference) error {
 }
 
 // Commit makes an image of what a sandbox has written over the layers of base. It comes
-// as the tar of a layer. The config is that of base. A name that is another image's is
-// taken as by Tag. If the reader fails or ctx is cancelled, nothing is left.
+// as the tar of a layer. The config is that of base. A name that is another image's, or
+// kept for one, is taken as by Tag. If the reader fails or ctx is cancelled, nothing is left.
 func (s *Store) Commit(ctx context.Context, base record.Image, as Reference, replace bool, r io.Reader) (record.Image, error) {
 	im := &importer{s: s, ref: as, progress: func(Progress) {}}
 	defer im.drop()
@@ -249,11 +251,12 @@ func (im *importer) commit(ctx context.Context, base record.Image, replace bool,
 	if err := im.stage(ctx, r, "", nil); err != nil {
 		return i, err
 	}
-	return im.s.name(ctx, i, im.layers, replace)
+	return im.s.name(ctx, i, im.layers, fromClient, replace)
 }
 
-// Tag gives an image a further name. If the name is that of another image, it is that of
-// this one afterwards, if replace is set; else Tag fails with errs.Denied.
+// Tag gives an image a further name. If the name is that of another image, or kept for
+// one, it is that of this one afterwards, if replace is set; else Tag fails with
+// errs.Denied.
 func (s *Store) Tag(ctx context.Context, ref, as Reference, replace bool) (record.Image, error) {
 	if as.Digest != "" {
 		return record.Image{}, errs.New(errs.Invalid, "image %.200q: a name cannot have a digest; leave it out", as.URI)
@@ -266,7 +269,7 @@ func (s *Store) Tag(ctx context.Context, ref, as Reference, replace bool) (recor
 	}
 	i.Name, i.Tag = as.Name, as.kept()
 	if !replace {
-		if err := s.other(ctx, i); err != nil {
+		if err := s.other(ctx, i, fromClient); err != nil {
 			return i, err
 		}
 	}

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -18,8 +19,11 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image/archive"
+	at "github.com/sandboxd/sandboxd/pkg/image/archive/archivetest"
+	"github.com/sandboxd/sandboxd/pkg/image/registry"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -596,9 +600,28 @@ func TestExportsAtOnce(t *testing.T) {
 }
 
 // TestNameNotReplaced: without the right, no name that clients use comes to mean another
-// image, be it an image's own or an alias.
+// image, be it an image's own or an alias; nor does one for which the configuration or a
+// recipe has an image that is not here yet, unless that is the one. A pull and the build
+// of a recipe bring what the host's administrator chose.
 func TestNameNotReplaced(t *testing.T) {
-	aliases, err := ParseAliases(map[string]string{"ubuntu:*": "base", "ghost": "absent", "worn": "broken"})
+	aliases, err := ParseAliases(map[string]string{
+		"ubuntu:*": "base", "ghost": "absent", "spirit:*": "absent:2", "worn": "broken", "alike": "same",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	recipes := t.TempDir()
+	for _, name := range []string{"python", "shell"} {
+		if err := errors.Join(os.Mkdir(filepath.Join(recipes, name), 0o755), os.WriteFile(filepath.Join(recipes, name, "recipe.toml"), nil,
+			0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client, err := registry.New([]registry.Registry{{Prefix: "registry.example.com/team"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hub, err := registry.New([]registry.Registry{{Prefix: "", Location: "registry.example.com"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -607,26 +630,128 @@ func TestNameNotReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, allowed := range map[string]bool{
-		"new": true, "python": false, "same": true, "broken": false, "ubuntu": false, "ubuntu:22.04": false, "ghost": true, "worn": false,
-		"base:2": true,
+	const exists, kept = "exists on this host", "its name is kept"
+	for _, c := range []struct {
+		name     string
+		from     origin
+		hub      bool // a registry for all names without a host
+		versions bool // Config.SameVersions
+		refused  string
+	}{
+		{name: "new"},
+		{name: "python", refused: exists},
+		{name: "same"},
+		{name: "broken", refused: exists},
+		{name: "ubuntu", refused: exists},
+		{name: "ubuntu:22.04", refused: exists},
+		{name: "worn", refused: exists},
+		{name: "alike"},
+		{name: "base:2"},
+		{name: "ubuntu:22.04", from: fromRegistry, refused: exists},
+		{name: "python", from: fromRecipe, refused: exists},
+
+		{name: "ghost", refused: kept},
+		{name: "ghost:1"},
+		{name: "spirit:8", refused: kept},
+		{name: "absent", refused: kept},
+		{name: "absent:2", refused: kept},
+		{name: "absent:3"},
+		{name: "absent", from: fromRecipe},
+		{name: "absent", from: fromRegistry, hub: true},
+		{name: "ubuntu:22.04", versions: true, refused: kept},
+		{name: "ubuntu:22.04", versions: true, hub: true, from: fromRegistry},
+
+		{name: "shell", refused: kept},
+		{name: "shell:2"},
+		{name: "shell", from: fromRecipe},
+		{name: "shell", from: fromRecipe, hub: true},
+		{name: "shell", from: fromRegistry, hub: true},
+
+		{name: "warm:1", refused: kept},
+		{name: "warm"},
+		{name: "warm:1", from: fromRegistry, hub: true},
+
+		{name: "registry.example.com/team/app:1", refused: kept},
+		{name: "registry.example.com/team/app:" + strings.Replace(same, ":", "-", 1), refused: kept},
+		{name: "registry.example.com/team/app:1", from: fromRegistry},
+		{name: "registry.example.com/other/app:1"},
+		{name: "new", hub: true, refused: kept},
+		{name: "some/new:1", hub: true, refused: kept},
+		{name: "new", hub: true, from: fromRegistry},
+		{name: "same", hub: true},
+		{name: "localhost/new", hub: true},
 	} {
 		for _, replace := range []bool{false, true} {
 			m := &memory{images: map[string]record.Image{}, layers: map[string]bool{}, bad: map[string]bool{"broken:latest": true}}
 			for ref, digest := range map[string]string{"python": "sha256:1", "base": "sha256:2", "same": same} {
 				m.images[ref+":latest"] = record.Image{Name: ref, Tag: "latest", Digest: digest}
 			}
-			s, err := Open(Config{Layers: m, DB: m, TempDir: t.TempDir(), Aliases: aliases})
+			s, err := Open(Config{
+				Layers: m, DB: m, TempDir: t.TempDir(), Aliases: aliases, RecipesDir: recipes, Pools: []string{"warm:1", "?"},
+				Registries: map[bool]*registry.Client{false: client, true: hub}[c.hub], SameVersions: c.versions,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			i := parsed(name).Kept()
+			i := parsed(c.name).Kept()
 			i.Config = config
-			_, err = s.name(t.Context(), i, nil, replace)
-			if (allowed || replace) != (err == nil) || err != nil &&
-				(!errs.Is(err, errs.Denied) || !strings.Contains(err.Error(), i.Ref()) || !strings.Contains(err.Error(), "another name")) {
-				t.Errorf("%s, replace %v: %v", name, replace, err)
+			_, err = s.name(t.Context(), i, nil, c.from, replace)
+			if (c.refused == "" || replace) != (err == nil) || err != nil && (!errs.Is(err, errs.Denied) ||
+				!strings.Contains(err.Error(), i.Ref()+" ") || !strings.Contains(err.Error(), "another name") ||
+				!strings.Contains(err.Error(), c.refused)) {
+				t.Errorf("%+v, replace %v: %v", c, replace, err)
 			}
 		}
+	}
+}
+
+// TestKeptNames: no way by which a client gives a name takes one that is kept, and each
+// does so for a client that may replace images.
+func TestKeptNames(t *testing.T) {
+	hosttest.Root(t) // a child reads the archive
+	s, m := open(t, "../../rootfs")
+	ctx := t.Context()
+	base := record.Image{Name: "mine", Tag: DefaultTag, Digest: "sha256:1"}
+	m.images[base.Ref()] = base
+	kept := parsed("python")
+	tar := at.Tar(t, at.File("a"))
+	for name, give := range map[string]func(replace bool) (record.Image, error){
+		"an import": func(replace bool) (record.Image, error) {
+			return s.Import(ctx, Archive{Ref: kept, Replace: replace}, bytes.NewReader(tar), nil)
+		},
+		"a commit": func(replace bool) (record.Image, error) {
+			return s.Commit(ctx, base, kept, replace, bytes.NewReader(tar))
+		},
+		"a tag": func(replace bool) (record.Image, error) { return s.Tag(ctx, parsed("mine"), kept, replace) },
+	} {
+		if _, err := give(false); !errors.Is(err, record.ErrNotReplaced) || !strings.Contains(err.Error(), "recipe python") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, ok := m.images["python:latest"]; ok {
+			t.Errorf("%s: it has the name all the same", name)
+		}
+		if i, err := give(true); err != nil || i.Ref() != "python:latest" {
+			t.Errorf("%s by an admin: %s, %v", name, i.Ref(), err)
+		}
+		delete(m.images, "python:latest")
+	}
+}
+
+// TestPinnedName: a name with a digest is no image that has only the tag under which a
+// pull would have kept it.
+func TestPinnedName(t *testing.T) {
+	s, m := open(t, "")
+	digest := "sha256:" + strings.Repeat("a", 64)
+	pinned := parsed("app:1@" + digest)
+	kept := pinned.Kept()
+	kept.Digest = "sha256:" + strings.Repeat("b", 64)
+	m.images[kept.Ref()] = kept
+	if i, err := s.Resolve(t.Context(), pinned); !errs.Is(err, errs.NotFound) {
+		t.Errorf("an image by that tag alone: %s, %v", i.Digest, err)
+	}
+	kept.Sources = []string{digest}
+	m.images[kept.Ref()] = kept
+	if i, err := s.Resolve(t.Context(), pinned); err != nil || i.Digest != kept.Digest {
+		t.Errorf("the one that was pulled: %s, %v", i.Digest, err)
 	}
 }

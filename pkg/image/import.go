@@ -32,7 +32,8 @@ const (
 type Archive struct {
 	Ref    Reference // the name of the image; zero: the name in the archive
 	Format string    // one of the formats; empty is FormatAuto
-	// Replace lets the import give the image a name that another image has.
+	// Replace lets the import give the image a name that another image has, or that is
+	// kept for one.
 	Replace bool
 }
 
@@ -158,7 +159,7 @@ func (im *importer) run(ctx context.Context, a Archive, r io.Reader) (record.Ima
 	if err != nil {
 		return record.Image{}, err
 	}
-	return im.s.name(ctx, record.Image{Name: im.ref.Name, Tag: im.ref.Tag, Config: config}, im.layers, a.Replace)
+	return im.s.name(ctx, record.Image{Name: im.ref.Name, Tag: im.ref.Tag, Config: config}, im.layers, fromClient, a.Replace)
 }
 
 // image stages the layers of an image's archive and returns its config.
@@ -266,8 +267,8 @@ func (s *Store) ownDigest(ctx context.Context, stage string) (string, error) {
 }
 
 // name gives staged layers and then the image their names: from here on they are no
-// garbage. Without replace, a name keeps the image that it has.
-func (s *Store) name(ctx context.Context, i record.Image, layers []staged, replace bool) (_ record.Image, err error) {
+// garbage. Without replace, a name keeps the image that it has, or for which it is kept.
+func (s *Store) name(ctx context.Context, i record.Image, layers []staged, from origin, replace bool) (_ record.Image, err error) {
 	i.Created = time.Now().UTC()
 	if i.Tag == "" {
 		i.Tag = DefaultTag
@@ -282,7 +283,7 @@ func (s *Store) name(ctx context.Context, i record.Image, layers []staged, repla
 	s.naming.Lock()
 	defer s.naming.Unlock()
 	if !replace {
-		if err := s.other(ctx, i); err != nil { // before its layers have names
+		if err := s.other(ctx, i, from); err != nil { // before its layers have names
 			return i, err
 		}
 	}

@@ -284,7 +284,7 @@ func (p *puller) run(ctx context.Context, ref Reference, auth *Auth) (i record.I
 		return i, err
 	}
 	i, err = p.s.name(ctx, record.Image{Name: p.ref.Name, Tag: p.ref.kept(), Config: plan.Config, Sources: digests}, p.layers,
-		p.replace())
+		fromRegistry, p.replace())
 	named = err == nil
 	return i, err
 }
@@ -299,7 +299,7 @@ func (p *puller) replaceable(ctx context.Context, plan *archive.Plan) (err error
 	if i.Digest, err = digestOf(i.Layers, plan.Config); err != nil || p.replace() {
 		return err
 	}
-	return p.s.other(ctx, i)
+	return p.s.other(ctx, i, fromRegistry)
 }
 
 // manifest reads the manifest of the image for this machine, and returns the digests

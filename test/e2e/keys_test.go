@@ -18,7 +18,7 @@ import (
 // TestKeys makes keys while the daemon runs: each opens what its role may, until
 // it is removed, also after a restart, and none stands on the disk.
 func TestKeys(t *testing.T) {
-	h := newHost(t, daemontest.Options{})
+	h := newHost(t, daemontest.Options{Config: []string{"[images.aliases]", `"e2e/keys:*" = "e2e-later"`}})
 	l := &lab{host: h, T: t, runtime: "runc"}
 	secrets := map[string]string{}
 	for _, role := range []string{"viewer", "operator", "admin"} {
@@ -55,18 +55,27 @@ func TestKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, c := range []struct {
-		role, file string
-		named      bool
-	}{{"operator", "a", true}, {"operator", "b", false}, {"operator", "a", true}, {"admin", "b", true}, {"operator", "a", false}} {
-		a := l.request("POST", "/v1/images?name=e2e-keys", bytes.NewReader(at.Tar(t, at.File(c.file))), "OPEN-SANDBOX-API-KEY",
+	const exists, kept = "exists on this host with other content", "its name is kept: it is "
+	for _, c := range []struct{ name, role, file, refused string }{
+		{"e2e-keys:latest", "operator", "a", ""},
+		{"e2e-keys:latest", "operator", "b", exists},
+		{"e2e-keys:latest", "operator", "a", ""},
+		{"e2e-keys:latest", "admin", "b", ""},
+		{"e2e-keys:latest", "operator", "a", exists},
+		{"e2e/keys:1", "operator", "a", kept + "an alias of e2e-later"},
+		{"e2e-later:latest", "operator", "a", kept + "the image of the alias e2e/keys:*"},
+		{"e2e-later:latest", "admin", "a", ""},
+		{"e2e/keys:1", "operator", "b", exists},
+	} {
+		a := l.request("POST", "/v1/images?name="+c.name, bytes.NewReader(at.Tar(t, at.File(c.file))), "OPEN-SANDBOX-API-KEY",
 			secrets[c.role])
-		refused := strings.Contains(a.body, "image e2e-keys:latest exists on this host with other content")
-		if refused == c.named || !refused && a.status != 200 {
-			t.Errorf("the image with file %s as %s: %d %s", c.file, c.role, a.status, a.body)
+		named := a.status == 200 && !strings.Contains(a.body, exists) && !strings.Contains(a.body, kept)
+		if named != (c.refused == "") || !named && !strings.Contains(a.body, "image "+c.name+" ") || !strings.Contains(a.body, c.refused) {
+			t.Errorf("%s with file %s as %s: %d %s", c.name, c.file, c.role, a.status, a.body)
 		}
 	}
 	l.ok("image", "rm", "e2e-keys")
+	l.ok("image", "rm", "e2e-later")
 	var list []struct{ Name, Role, Source string }
 	if err := json.Unmarshal([]byte(l.ok("key", "ls", "-o", "json")), &list); err != nil || len(list) != 4 ||
 		list[0].Source != "configuration" {

@@ -2,6 +2,7 @@ package record
 
 import (
 	"errors"
+	"path"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -15,4 +16,12 @@ var ErrNotReplaced = errors.New("the name of an image is not given to another on
 func NotReplaced(i Image, as string) error {
 	return errs.Wrap(ErrNotReplaced, errs.Denied, "image %s exists on this host with other content (%s), and sandboxes of all clients "+
 		"start from it; use another name, or let an admin replace it (an admin's key, or the Unix socket)", i.Ref(), as)
+}
+
+// NotGiven is the refusal to give an image i a name for which there is no image yet:
+// is says which one it is to be.
+func NotGiven(i Image, is string) error {
+	return errs.Wrap(ErrNotReplaced, errs.Denied, "image %s is not on this host, and its name is kept: it is %s, and sandboxes of all "+
+		"clients will start from it; use another name, for example localhost/%s, or let an admin give it (an admin's key, or the "+
+		"Unix socket)", i.Ref(), is, path.Base(i.Ref()))
 }

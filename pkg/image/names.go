@@ -1,0 +1,90 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// origin is who chose the content of an image that gets a name.
+type origin int
+
+const (
+	fromClient   origin = iota // the sender of an archive, or of a request to commit or tag
+	fromRecipe                 // the author of the recipe by that name
+	fromRegistry               // the registry that is configured for the name
+)
+
+// other fails with record.NotReplaced if clients that say the name of i get another
+// image now, by this name or by an alias, and with record.NotGiven if they get none, but
+// the configuration or a recipe says where that image is to come from. A client that may
+// not replace images would otherwise decide what all get later.
+func (s *Store) other(ctx context.Context, i record.Image, from origin) error {
+	is, here, err := s.cfg.DB.GetImage(ctx, i.Name, i.Tag)
+	switch {
+	case err != nil:
+		return record.NotReplaced(i, "in a record that cannot be read")
+	case here && is.Digest != i.Digest:
+		return record.NotReplaced(i, "digest "+is.Digest)
+	case here:
+		return nil
+	}
+	ref := Reference{Name: i.Name, Tag: i.Tag}
+	if a, ok := s.alias(ref); ok {
+		is, here, err = s.cfg.DB.GetImage(ctx, a.to.Name, a.to.Tag)
+		unused := err == nil && here && s.cfg.SameVersions && a.another(ref, is) // Resolve does not follow it
+		switch {
+		case unused:
+		case err != nil || here && is.Digest != i.Digest:
+			return record.NotReplaced(i, "as an alias of "+a.Image+", by images.aliases of the configuration")
+		case here:
+			return nil
+		}
+	}
+	if from != fromClient {
+		return nil
+	}
+	why, err := s.keptFor(ref)
+	if err != nil {
+		return fmt.Errorf("name image %s: %w", i.Ref(), err)
+	}
+	if why != "" {
+		return record.NotGiven(i, why)
+	}
+	return nil
+}
+
+// keptFor says what an image that is not here is to be, if the configuration or a recipe
+// says so; otherwise it is "".
+func (s *Store) keptFor(ref Reference) (why string, err error) {
+	if a, ok := s.alias(ref); ok {
+		return "an alias of " + a.Image + ", by images.aliases of the configuration", nil
+	}
+	for _, a := range s.cfg.Aliases {
+		if a.to.Name == ref.Name && a.to.Tag == ref.kept() {
+			return "the image of the alias " + a.Name + ", by images.aliases of the configuration", nil
+		}
+	}
+	if recipeForm.MatchString(ref.Name) && ref.kept() == DefaultTag {
+		switch _, err := os.Stat(filepath.Join(s.cfg.RecipesDir, ref.Name, "recipe.toml")); {
+		case err == nil:
+			return "that of the recipe " + ref.Name + " (`sandboxctl image build " + ref.Name + "`)", nil
+		case !errors.Is(err, fs.ErrNotExist):
+			return "", fmt.Errorf("look for a recipe of that name: %w", err)
+		}
+	}
+	for _, uri := range s.cfg.Pools {
+		if p, err := ParseReference(uri); err == nil && p.Name == ref.Name && p.kept() == ref.kept() {
+			return "that of a [[pool]] of the configuration", nil
+		}
+	}
+	if host := s.cfg.Registries.Host(ref.Name); host != "" {
+		return "pulled from the registry " + host + ", by [[registries]] of the configuration", nil
+	}
+	return "", nil
+}
