@@ -326,6 +326,7 @@ func openRuntimes(d *Daemon, b *bundles) (map[string]sandbox.RuntimeKind, error)
 			OOMGroup:      true,
 			HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
 			HoldsLink:     true,
+			ExitsLikeInit: true,
 			HostPids:      runscHostPids,
 		},
 		oci.Runc: {

@@ -3,7 +3,7 @@
 // Until its parent has reaped it, root can read that in /proc. Later the kernel reports
 // it only to a process that has held a descriptor of it since before its end
 // (PIDFD_GET_INFO with PIDFD_INFO_EXIT, since Linux 6.15). On an older kernel Ended may
-// return nothing.
+// return false.
 package pidfd
 
 import (
@@ -47,9 +47,23 @@ const (
 	infoExit = 1 << 3
 )
 
-// Ended returns how it ended: "killed by SIGKILL", "exited with code 2". It returns ""
-// if that is not known, or the process has not ended within limit.
-func (p *Process) Ended(limit time.Duration) string {
+// An Exit is how a process ended.
+type Exit struct {
+	Code   int            // if Signal is 0
+	Signal syscall.Signal // that killed it, or 0
+}
+
+// String is "killed by SIGKILL", or "exited with code 2".
+func (e Exit) String() string {
+	if e.Signal != 0 {
+		return "killed by " + unix.SignalName(e.Signal)
+	}
+	return fmt.Sprintf("exited with code %d", e.Code)
+}
+
+// Ended returns how it ended. It returns false if that is not known, or the process has not ended
+// within limit.
+func (p *Process) Ended(limit time.Duration) (Exit, bool) {
 	fd := []unix.PollFd{{Fd: int32(p.f.Fd()), Events: unix.POLLIN}}
 	for deadline := time.Now().Add(limit); ; {
 		_, err := unix.Poll(fd, int(max(time.Until(deadline), 0).Milliseconds()))
@@ -63,11 +77,11 @@ func (p *Process) Ended(limit time.Duration) string {
 	}
 	switch {
 	case !ok:
-		return ""
+		return Exit{}, false
 	case s.Signaled():
-		return "killed by " + unix.SignalName(s.Signal())
+		return Exit{Signal: s.Signal()}, true
 	}
-	return fmt.Sprintf("exited with code %d", s.ExitStatus())
+	return Exit{Code: s.ExitStatus()}, true
 }
 
 // zombie reads the last field of proc_pid_stat(5) that is documented, exit_code. A

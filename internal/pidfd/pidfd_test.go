@@ -27,7 +27,7 @@ func TestEnded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := p.Ended(0); got != "" {
+		if got, ok := p.Ended(0); ok {
 			t.Errorf("%s lives, and %s", script, got)
 		}
 		if want == "killed by SIGTERM" {
@@ -38,15 +38,13 @@ func TestEnded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := p.Ended(10 * time.Second); got != want {
-			t.Errorf("%s, not reaped yet: %q, want %q", script, got, want)
+		if got, ok := p.Ended(10 * time.Second); !ok || got.String() != want {
+			t.Errorf("%s, not reaped yet: %q, %v, want %q", script, got, ok, want)
 		}
 		cmd.Wait() //nolint:errcheck // how it ended is what p says
-		if !hosttest.Kernel(t, 6, 15) {
-			want = ""
-		}
-		if got := p.Ended(0); got != want {
-			t.Errorf("%s, reaped: %q, want %q", script, got, want)
+		known := hosttest.Kernel(t, 6, 15)
+		if got, ok := p.Ended(0); ok != known || ok && got.String() != want {
+			t.Errorf("%s, reaped: %q, %v, want %q, %v", script, got, ok, want, known)
 		}
 		if err := p.Close(); err != nil {
 			t.Error(err)

@@ -203,8 +203,8 @@ func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 		d.output = o.LastOutput[:min(len(o.LastOutput), maxOutput)]
 	case !left:
 		d.reason = record.RuntimeCrash
-		d.message = fmt.Sprintf("its runtime (%s) or its agent ended without a report: it crashed, or something outside the sandbox "+
-			"killed it; see the daemon's log", r.Spec.Runtime)
+		d.message = fmt.Sprintf("its runtime (%s) or its agent ended without a report: it crashed, or it was killed; "+
+			"see the daemon's log", r.Spec.Runtime)
 	case o.Message != "":
 		d.reason = record.Exited
 		d.message = o.Message

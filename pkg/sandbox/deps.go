@@ -312,6 +312,9 @@ type RuntimeKind struct {
 	// HoldsLink says that it reads packets off the link it started with, and
 	// cannot take up another that is put in its place (runsc).
 	HoldsLink bool
+	// ExitsLikeInit says that its main process is the guest's kernel, which exits as PID 1 of the
+	// guest does: with 128+n after signal n (runsc).
+	ExitsLikeInit bool
 	// HostPids replaces Spec.Pids as the limit of host tasks, if not 0. gVisor
 	// keeps Spec.Pids itself; on the host its sentry must always find a task.
 	HostPids int64

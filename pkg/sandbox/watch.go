@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/pidfd"
@@ -84,12 +85,30 @@ func (l *life) explainCrash(r *record.Record, d *death, main *pidfd.Process) {
 	}
 	how := ""
 	if main != nil {
-		how = main.Ended(mainExitLimit)
-	}
-	if how != "" {
-		d.message += " (" + how + ")"
+		if e, ok := main.Ended(mainExitLimit); ok {
+			how = e.String()
+			if l.Runtimes[r.Spec.Runtime].ExitsLikeInit && killedInside(d, e) {
+				return
+			}
+			d.message += " (" + how + ")"
+		}
 	}
 	l.cfg.Log.Warn("the runtime of a sandbox died", "sandbox", r.ID, "runtime", r.Spec.Runtime, "exit", cmp.Or(how, "unknown"))
+}
+
+// killedInside makes d the end of a sandbox whose guest killed PID 1, if e shows that, which is how the main
+// process of a runtime ended that exits like init. Linux ignores such a signal. gVisor's kernel does not, and exits
+// as a shell would, with 128+n after signal n (runsc/cli). A sentry that crashes exits with another code, and one
+// that the host kills has a signal.
+func killedInside(d *death, e pidfd.Exit) bool {
+	const code = 128 + int(syscall.SIGKILL)
+	if d.code != nil || e.Signal != 0 || e.Code != code {
+		return false
+	}
+	n := code
+	d.reason, d.code = record.Killed, &n
+	d.message = "its PID 1 was killed by SIGKILL from inside the sandbox"
+	return true
 }
 
 // died ends a sandbox whose processes are gone.

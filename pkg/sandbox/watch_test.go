@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/pidfd"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/events"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -182,4 +184,31 @@ func TestLingeringStray(t *testing.T) {
 		h.early = nil // it was held without a record
 		h.mu.Unlock()
 	})
+}
+
+// TestKilledInside: only a sentry that exits as after SIGKILL of PID 1, and of which nobody knows more, had a guest
+// that killed PID 1. The real ones are in test/e2e (TestKilledFromInside, TestKilledFromOutside).
+func TestKilledInside(t *testing.T) {
+	seven := 7
+	for name, c := range map[string]struct {
+		code   *int
+		exit   pidfd.Exit
+		killed bool
+	}{
+		"killed inside":      {nil, pidfd.Exit{Code: 137}, true},
+		"killed by the host": {nil, pidfd.Exit{Signal: syscall.SIGKILL}, false},
+		"a filter's signal":  {nil, pidfd.Exit{Signal: syscall.SIGSYS}, false},
+		"it panics":          {nil, pidfd.Exit{Code: 2}, false},
+		"it failed":          {nil, pidfd.Exit{Code: 128}, false},
+		"it ended well":      {nil, pidfd.Exit{}, false},
+		"an obituary":        {&seven, pidfd.Exit{Code: 137}, false},
+	} {
+		d := death{reason: record.RuntimeCrash, message: "it crashed", code: c.code}
+		if killedInside(&d, c.exit) != c.killed || (d.reason == record.Killed) != c.killed {
+			t.Errorf("%s: %+v", name, d)
+		}
+		if c.killed && (d.code == nil || *d.code != 137 || !strings.Contains(d.message, "from inside")) {
+			t.Errorf("%s: %+v", name, d)
+		}
+	}
 }

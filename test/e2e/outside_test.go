@@ -15,6 +15,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -112,6 +113,39 @@ func (h host) killedFromOutside(t *testing.T, runtime string, before []string) t
 	h.holdsOnly(t, append(slices.Clone(before), "file "+filepath.Join(h.StateDir, "pool", sb.ID)))
 	h.deleteAll(t)
 	return after
+}
+
+// TestKilledFromInside: a guest kills its own PID 1. Linux ignores that, so its sandbox runs on runc; gVisor's
+// kernel does not, and the record has the signal and the code, as that of a killed entrypoint.
+func TestKilledFromInside(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			sb := h.create(t, spec(runtime, "sh", "-c", "echo $$ > /tmp/pid; exec sleep 1000"))
+			says := "its PID 1 was killed by SIGKILL from inside the sandbox"
+			eventually(t, patience, func() error { _, err := h.exec(t.Context(), sb.ID, "test", "-s", "/tmp/pid"); return err })
+			out, err := h.exec(t.Context(), sb.ID, "sh", "-c", "kill -9 1; cat /tmp/pid")
+			if runtime == "runc" {
+				if err != nil || out == "" {
+					t.Fatalf("%q, %v", out, err)
+				}
+				says = "its entrypoint was killed by SIGKILL"
+				h.exec(t.Context(), sb.ID, "sh", "-c", "kill -9 $(cat /tmp/pid)") //nolint:errcheck // it may end with it
+			}
+			reason, code := "killed", 137
+			if runtime == "runsc" && !hosttest.Kernel(t, 6, 15) { // which alone says how a process ended that it did not start
+				reason, says, code = "runtime_crash", "or it was killed; see the daemon's log", 0
+			}
+			got := h.awaitState(t, sb.ID, wire.Failed, patience)
+			if s := got.Status; s.Reason != reason || !strings.HasSuffix(s.Message, says) {
+				t.Errorf("%+v, want %s: %s", s, reason, says)
+			}
+			if c := got.Sandboxd.ExitCode; (c == nil) != (code == 0) || c != nil && *c != code {
+				t.Errorf("exit code %v, want %d", c, code)
+			}
+			h.deleteAll(t)
+		})
+	}
 }
 
 // TestAgentStopped has an agent that does not answer any more: nobody waits
