@@ -95,6 +95,8 @@ var jsonCommands = []struct {
 	{"system backups drill", object},
 	{"system backups status", object},
 	{"system backups adopt --all", array},
+	{"system backups check --all", object},
+	{"system backups rm -f sandboxd-a-box-000001-20261127T120000Z.tar.gz", object},
 	{"system info", object},
 	{"system df", object},
 	{"system prune -f", object},
@@ -352,6 +354,11 @@ func newFixedDaemon(t *testing.T) (url string) {
 		"POST /system/backups":       {kept},
 		"POST /system/backups/drill": {wire.BackupDrill{Backup: kept, Sandboxes: 3, TookMillis: 40}},
 		"POST /system/backups/adopt": {wire.BackupList{Items: []wire.Backup{kept}}},
+		"POST /system/backups/check": {
+			wire.BackupCheckLine{Progress: &wire.BackupCheck{Backups: 1, Of: 2}},
+			wire.BackupCheckLine{Report: &wire.BackupCheck{Backups: 2, Of: 2, Packs: 7, Bytes: 100 << 20}},
+		},
+		"POST /system/backups/remove": {wire.RemovedBackups{Items: []wire.Backup{kept}, Packs: 2, Bytes: 40 << 20}},
 		"GET /system/backups/status": {wire.BackupStatus{
 			Target: "/srv/backups", EverySeconds: 86400, Keep: 14,
 			Backup: wire.BackupRun{LastGood: &at, Name: kept.Name, Bytes: 4096, FailingSince: &at, LastTried: &at, Error: "it is full"},

@@ -59,6 +59,30 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 		all := wire.BackupList{Items: []wire.Backup{{Name: strings.Join(req.Names, "+")}}}
 		json.NewEncoder(w).Encode(all) //nolint:errcheck // likewise
 	})
+	mux.HandleFunc("POST /v1/system/backups/check", func(w http.ResponseWriter, r *http.Request) {
+		var req wire.CheckBackups
+		json.NewDecoder(r.Body).Decode(&req) //nolint:errcheck // the test sees what is missing
+		report := wire.BackupCheck{Backups: 2, Of: 2, Packs: 7, Bytes: 3 << 20, Sealed: 1}
+		all := []wire.BackupCheckLine{{Progress: &wire.BackupCheck{Of: 2}}}
+		if req.All {
+			report.Damaged = 1
+			all = append(all, wire.BackupCheckLine{Damage: &wire.BackupDamage{
+				Backup: "sandboxd-a-box-000001", Tree: "volume vol-x data", File: "d/e\x1bf", Problem: "the pack is bad",
+			}})
+		}
+		for _, l := range append(all, wire.BackupCheckLine{Report: &report}) {
+			json.NewEncoder(w).Encode(l) //nolint:errcheck // likewise
+		}
+	})
+	mux.HandleFunc("POST /v1/system/backups/remove", func(w http.ResponseWriter, r *http.Request) {
+		var req wire.RemoveBackups
+		json.NewDecoder(r.Body).Decode(&req) //nolint:errcheck // likewise
+		out := wire.RemovedBackups{PacksKept: "a list is damaged"}
+		for _, name := range req.Names {
+			out.Items = append(out.Items, wire.Backup{Name: name})
+		}
+		json.NewEncoder(w).Encode(out) //nolint:errcheck // likewise
+	})
 	mux.HandleFunc("GET /v1/system/backup", backup)
 	mux.HandleFunc("POST /v1/system/prune", func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(wire.SystemPruneReport{ //nolint:errcheck // the test sees what is missing
@@ -256,5 +280,44 @@ func TestBackups(t *testing.T) {
 		if r := d.run(t, append([]string{"system", "backups", "adopt"}, strings.Fields(args)...)...); r.code == 0 {
 			t.Errorf("adopt %s: %+v", args, r)
 		}
+	}
+}
+
+// TestBackupsCheck fails if a backup is damaged, and names what is.
+func TestBackupsCheck(t *testing.T) {
+	d := newSystemDaemon(t, http.NotFound)
+	for args, want := range map[string]struct {
+		code        int
+		out, errout string
+	}{
+		"--all": {
+			125, `sandboxd-a-box-000001: volume vol-x data: "d/e\x1bf": the pack is bad` + "\n2 backups of 2 and 7 packs read", "1 backup is damaged",
+		},
+		"--all -q":                    {125, "sandboxd-a-box-000001\n", "1 backup is damaged"},
+		"--all -o json":               {125, `"file": "d/e\u001bf"`, "1 backup is damaged"},
+		"sandboxd-a-box-000002":       {0, "0 damaged\n1 compared with checksums alone", ""},
+		"-o json sandboxd-a-box":      {0, `"damages": []`, ""},
+		"":                            {125, "", "want the names"},
+		"--all sandboxd-a-box-000002": {125, "", "want the names"},
+	} {
+		r := d.run(t, append([]string{"system", "backups", "check"}, strings.Fields(args)...)...)
+		if r.code != want.code || !strings.Contains(r.out, want.out) || !strings.Contains(r.errout, want.errout) {
+			t.Errorf("check %s: %+v, want %+v", args, r, want)
+		}
+	}
+}
+
+// TestBackupsRm asks, and says which packs stay.
+func TestBackupsRm(t *testing.T) {
+	d := newSystemDaemon(t, http.NotFound)
+	r := d.run(t, "system", "backups", "rm", "-f", "a", "b")
+	if r.code != 0 || r.out != "a\nb\n" || !strings.Contains(r.errout, "a list is damaged") {
+		t.Errorf("%+v", r)
+	}
+	if r := d.run(t, "system", "backups", "rm", "a"); r.code == 0 || r.out != "" || !strings.Contains(r.errout, "-f to confirm") {
+		t.Errorf("where nobody can be asked: %+v", r)
+	}
+	if r := d.run(t, "system", "backups", "rm", "-f"); r.code != 125 {
+		t.Errorf("without a name: %+v", r)
 	}
 }

@@ -20,6 +20,9 @@ type Backup struct {
 	Encrypt []string `toml:"encrypt"`
 	Data    bool     `toml:"data"`
 
+	// AppendOnly is whether the daemon never removes anything from the target.
+	AppendOnly bool `toml:"append_only"`
+
 	// Of S3-compatible storage alone.
 	Credentials string `toml:"credentials"`
 	Region      string `toml:"region"`
@@ -65,7 +68,11 @@ func (b *Backup) Open() (target.Target, error) {
 	if b.Target == "" {
 		return nil, nil
 	}
-	return target.Parse(b.Target, b.options())
+	t, err := target.Parse(b.Target, b.options())
+	if err == nil && b.AppendOnly {
+		t = target.AppendOnly{Target: t}
+	}
+	return t, err
 }
 
 func (c *Config) validateBackup(bad func(string, ...any)) {
@@ -79,7 +86,7 @@ func (c *Config) validateBackup(bad func(string, ...any)) {
 	if d := time.Duration(b.MaxAge); d != 0 && d < time.Hour {
 		bad("backup.max_age = %s: want at least 1h, or 0s for no limit", d)
 	}
-	if b.Keep == 0 && b.MaxAge == 0 {
+	if b.Keep == 0 && b.MaxAge == 0 && !b.AppendOnly {
 		bad("backup.keep and backup.max_age are both 0: the target would grow without end; set one of them")
 	}
 	if _, err := backup.ParseRecipients(b.Encrypt); err != nil {

@@ -159,6 +159,52 @@ func (b backups) Adopt(ctx context.Context, names []string) (out []wire.Backup, 
 	return out, nil
 }
 
+// Remove removes backups that count, and what only they need.
+func (b backups) Remove(ctx context.Context, names []string) (wire.RemovedBackups, error) {
+	if b.Keeper == nil {
+		return wire.RemovedBackups{}, schedule.Unconfigured()
+	}
+	r, err := b.Keeper.Remove(ctx, names)
+	if err != nil {
+		return wire.RemovedBackups{}, unreached("remove backups", err)
+	}
+	out := wire.RemovedBackups{Items: []wire.Backup{}, Packs: r.Packs, Bytes: r.Bytes, PacksKept: r.Kept}
+	for _, one := range r.Backups {
+		out.Items = append(out.Items, b.wire(one))
+	}
+	return out, nil
+}
+
+// Check reads every byte of backups.
+func (b backups) Check(ctx context.Context, names []string, line func(wire.BackupCheckLine)) (wire.BackupCheck, error) {
+	if b.Keeper == nil {
+		return wire.BackupCheck{}, schedule.Unconfigured()
+	}
+	c, err := b.CheckAll(ctx, names, schedule.Listener{
+		Progress: func(c schedule.Checked) {
+			now := wireCheck(c)
+			line(wire.BackupCheckLine{Progress: &now})
+		},
+		Damage: func(d schedule.Damage) {
+			line(wire.BackupCheckLine{Damage: &wire.BackupDamage{
+				Backup: d.Backup.Name, Whose: string(b.Whose().Of(d.Backup)), Tree: d.Tree, File: d.File, Problem: d.Problem,
+			}})
+		},
+	})
+	if err != nil {
+		return wire.BackupCheck{}, unreached("check the backups", err)
+	}
+	c.Backup = ""
+	return wireCheck(c), nil
+}
+
+func wireCheck(c schedule.Checked) wire.BackupCheck {
+	return wire.BackupCheck{
+		Backup: c.Backup, Backups: c.Backups, Of: c.Of, Packs: c.Packs, Bytes: c.Bytes, Damaged: c.Damaged, Partial: c.Partial,
+		Sealed: c.Sealed, Removed: c.RemovedBefore,
+	}
+}
+
 // Now takes a backup.
 func (b backups) Now(ctx context.Context) (wire.Backup, error) {
 	if b.Keeper == nil {
@@ -194,8 +240,8 @@ func (b backups) Status() (wire.BackupStatus, error) {
 	s := b.Keeper.Status()
 	return wire.BackupStatus{
 		Owner: b.Whose().Owner(), Unknown: s.Unknown.Count, UnknownNewest: s.Unknown.Newest,
-		RemovalRefused: s.Refused,
-		Data:           b.data(s), Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
+		RemovalRefused: s.Refused, AppendOnly: b.AppendOnly(),
+		Data: b.data(s), Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
 		MaxAgeSeconds: int64(b.Keep.Age.Seconds()), Encrypted: b.Recipients != nil, Backup: wireRun(s.Backup),
 		DrillSeconds: int64(b.Trial.Every.Seconds()), Drill: wireRun(s.Drill),
 	}, nil

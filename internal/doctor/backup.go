@@ -84,11 +84,15 @@ func (h *host) backups() Finding {
 			"counted, and never removed; %s", errs.Count(n, "backup", "backups"), s.Unknown.Newest, last)
 	}
 	if s.Refused != "" && !s.Backup.Late(every, h.now()) {
-		return warn("let the key of the target remove objects, or, if the target is append-only on purpose, see to it that the storage "+
-			"removes old ones", "the target lets no old backup be removed, so it grows without end: %s; %s", s.Refused, last)
+		return warn("let the key of the target remove objects, or, if the target is append-only on purpose, set backup.append_only = "+
+			"true, and let the storage remove old ones", "the target lets no old backup be removed, so it grows without end: %s; %s",
+			s.Refused, last)
 	}
 	if s.Backup.Late(every, h.now()) {
 		return warn(mend, "%s; there should be one every %s", last, every)
+	}
+	if c.AppendOnly {
+		last += "; the target is append-only, so its storage says how long backups stay"
 	}
 	return ok("%s", last)
 }

@@ -156,6 +156,12 @@ type (
 		Drill(ctx context.Context) (wire.BackupDrill, error)
 		// Adopt makes backups of other states count; without names, all that are unknown.
 		Adopt(ctx context.Context, names []string) ([]wire.Backup, error)
+		// Remove removes backups that count as the daemon's, and what only they need. If one of names may
+		// not be removed, nothing is.
+		Remove(ctx context.Context, names []string) (wire.RemovedBackups, error)
+		// Check reads every byte of backups; without names, of all. It calls line for what it finds, and
+		// for how far it is. It ends with ctx.
+		Check(ctx context.Context, names []string, line func(wire.BackupCheckLine)) (wire.BackupCheck, error)
 	}
 	// Network knows what the network refuses sandboxes, and why. (internal/daemon)
 	Network interface {

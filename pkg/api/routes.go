@@ -29,6 +29,7 @@ var keeping = []string{
 	"POST /metrics/events", "POST /sandboxes/{id}/network/test",
 	"PUT /system/drain", "DELETE /system/drain", // a file beside it
 	"POST /system/backups/drill", // in a directory of its own
+	"POST /system/backups/check", // it reads
 }
 
 // changes reports whether requests of a route change what the store has: these wait while an upgrade is
@@ -170,6 +171,8 @@ func (s *Server) hostTable() []route {
 		{"POST", "/system/backups", admin, s.backups.now},
 		{"POST", "/system/backups/drill", admin, s.backups.drill},
 		{"POST", "/system/backups/adopt", admin, s.backups.adopt},
+		{"POST", "/system/backups/check", admin, s.backups.check},
+		{"POST", "/system/backups/remove", admin, s.backups.remove},
 		{"GET", "/system/backups/status", admin, s.backups.status},
 
 		{"POST", "/metrics/events", viewer, noTelemetry},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -336,6 +337,61 @@ func (b *backupHandlers) adopt(w http.ResponseWriter, r *http.Request) error {
 		all, err := k.Adopt(r.Context(), req.Names)
 		return wire.BackupList{Items: append([]wire.Backup{}, all...)}, err
 	})
+}
+
+// remove removes backups that count.
+func (b *backupHandlers) remove(w http.ResponseWriter, r *http.Request) error {
+	var req wire.RemoveBackups
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	if len(req.Names) == 0 {
+		return errs.New(errs.Invalid, "remove: want the names of backups")
+	}
+	return answerOf(w, b, http.StatusOK, func(k Backups) (wire.RemovedBackups, error) { return k.Remove(r.Context(), req.Names) })
+}
+
+// check reads backups. It streams what it finds, one JSON object a line; the last has the report or the error.
+// An error before the first line is an answer with a status of its own. A client that leaves ends the check.
+func (b *backupHandlers) check(w http.ResponseWriter, r *http.Request) error {
+	var req wire.CheckBackups
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	if req.All == (len(req.Names) > 0) {
+		return errs.New(errs.Invalid, "check: want either the names of backups, or all")
+	}
+	k, err := b.backups()
+	if err != nil {
+		return err
+	}
+	rc := http.NewResponseController(w)
+	var said time.Time
+	line := func(l wire.BackupCheckLine) {
+		if l.Progress != nil {
+			if time.Since(said) < reportEvery {
+				return
+			}
+			said = time.Now()
+		}
+		w.Header().Set("Content-Type", "application/x-ndjson")
+		if text, err := json.Marshal(l); err == nil {
+			w.Write(append(text, '\n')) //nolint:errcheck // if the client has left, the context ends
+			rc.Flush()                  //nolint:errcheck // see above
+		}
+	}
+	report, err := k.Check(r.Context(), req.Names, line)
+	switch {
+	case err == nil:
+		line(wire.BackupCheckLine{Report: &report})
+	case !infoOf(r).wrote:
+		return err
+	default:
+		infoOf(r).err = err
+		_, body := httperr.Body(err, infoOf(r).requestID)
+		line(wire.BackupCheckLine{Error: &body})
+	}
+	return nil
 }
 
 // answerOf answers with what ask returns.

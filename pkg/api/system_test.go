@@ -153,6 +153,27 @@ func (f fakeBackups) Adopt(_ context.Context, names []string) ([]wire.Backup, er
 	return []wire.Backup{f.one()}, nil
 }
 
+func (f fakeBackups) Remove(_ context.Context, names []string) (wire.RemovedBackups, error) {
+	if f.full {
+		return wire.RemovedBackups{}, errs.New(errs.WrongState, "%s is of another host", names[0])
+	}
+	return wire.RemovedBackups{Items: []wire.Backup{f.one()}, Packs: 2}, nil
+}
+
+func (f fakeBackups) Check(_ context.Context, names []string, line func(wire.BackupCheckLine)) (wire.BackupCheck, error) {
+	if len(names) > 1 {
+		return wire.BackupCheck{}, errs.New(errs.NotFound, "there is none")
+	}
+	for range 1000 { // a few times a second is enough
+		line(wire.BackupCheckLine{Progress: &wire.BackupCheck{Of: 2}})
+	}
+	line(wire.BackupCheckLine{Damage: &wire.BackupDamage{Backup: "b", Tree: "volume v", File: "f", Problem: "bad"}})
+	if f.full {
+		return wire.BackupCheck{}, errs.New(errs.Unavailable, "/srv is gone")
+	}
+	return wire.BackupCheck{Damaged: 1}, nil
+}
+
 func (f fakeBackups) Drill(ctx context.Context) (wire.BackupDrill, error) {
 	if f.full {
 		return wire.BackupDrill{}, errs.New(errs.Unavailable, "it is damaged")
@@ -185,7 +206,33 @@ func TestBackups(t *testing.T) {
 			t.Errorf("adopt %s: %d %s", body, a.StatusCode, a.body)
 		}
 	}
+	for body, want := range map[string]string{
+		`{"names":["a"]}`: `"packs":2`, `{"names":[]}`: "want the names", `{}`: "want the names", `{"names":"a"}`: "names",
+	} {
+		if a := w.do("POST", "/v1/system/backups/remove", body); !strings.Contains(string(a.body), want) || a.StatusCode/100 == 5 {
+			t.Errorf("remove %s: %d %s", body, a.StatusCode, a.body)
+		}
+	}
+	for body, status := range map[string]int{`{"names":["a","b"]}`: 404, `{}`: 400, `{"names":["a"],"all":true}`: 400} {
+		if a := w.do("POST", "/v1/system/backups/check", body); a.StatusCode != status {
+			t.Errorf("check %s: %d %s", body, a.StatusCode, a.body)
+		}
+	}
+	checks := func(last string) {
+		t.Helper()
+		a := w.do("POST", "/v1/system/backups/check", `{"all":true}`)
+		lines := strings.Split(strings.TrimSpace(string(a.body)), "\n")
+		if a.StatusCode != 200 || len(lines) < 3 || len(lines) > 100 || !strings.Contains(string(a.body), `"file":"f"`) ||
+			!strings.Contains(lines[len(lines)-1], last) {
+			t.Errorf("check: %d, %d lines, %.500s", a.StatusCode, len(lines), a.body)
+		}
+	}
+	checks(`{"report":{"backups":0,`)
 	w = newWorld(t, func(c *Config) { c.Backups = fakeBackups{true} })
+	checks(`/srv is gone`)
+	if a := w.do("POST", "/v1/system/backups/remove", `{"names":["a"]}`); a.StatusCode != 409 || !strings.Contains(string(a.body), "of another host") {
+		t.Errorf("a foreign one: %d %s", a.StatusCode, a.body)
+	}
 	if a := w.do("POST", "/v1/system/backups", ""); a.StatusCode != 503 || !strings.Contains(string(a.body), "/srv is full") {
 		t.Errorf("a full target: %d %s", a.StatusCode, a.body)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // System is a daemon and its host.
@@ -88,6 +89,41 @@ func (c System) AdoptBackups(ctx context.Context, names []string) ([]wire.Backup
 		method: http.MethodPost, path: "/system/backups/adopt", json: wire.AdoptBackups{Names: names, All: len(names) == 0}, patient: true,
 	}, &l)
 	return l.Items, err
+}
+
+// RemoveBackups removes backups that count as the daemon's, and what only they need. If one of names may not be
+// removed, nothing is.
+func (c System) RemoveBackups(ctx context.Context, names []string) (r wire.RemovedBackups, err error) {
+	err = c.do(ctx, request{
+		method: http.MethodPost, path: "/system/backups/remove", json: wire.RemoveBackups{Names: names}, patient: true,
+	}, &r)
+	return r, err
+}
+
+// CheckBackups reads every byte of backups: those of names, which may be owners of backups, or without any, all on
+// the target. It calls line for each damage, and a few times a second with how far it is. Damages are no
+// error. Cancelling ctx ends the check.
+func (c System) CheckBackups(ctx context.Context, names []string, line func(wire.BackupCheckLine)) (wire.BackupCheck, error) {
+	resp, err := c.stream(ctx, request{
+		method: http.MethodPost, path: "/system/backups/check", json: wire.CheckBackups{Names: names, All: len(names) == 0}, patient: true,
+	})
+	if err != nil {
+		return wire.BackupCheck{}, err
+	}
+	defer resp.Body.Close()
+	for l, err := range lines[wire.BackupCheckLine](c.followed(ctx, resp.Body), "answer") {
+		switch {
+		case err != nil:
+			return wire.BackupCheck{}, err
+		case l.Error != nil:
+			return wire.BackupCheck{}, errs.Wire(errs.New(errs.Invalid, "%s", l.Error.Message), l.Error.Code)
+		case l.Report != nil:
+			return *l.Report, nil
+		case line != nil:
+			line(l)
+		}
+	}
+	return wire.BackupCheck{}, c.lost(ctx, io.ErrUnexpectedEOF)
 }
 
 // BackupDrill tries whether the newest backup can be restored. The error says why it cannot.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -82,6 +83,8 @@ func TestBackupData(t *testing.T) {
 		t.Error(err)
 	}
 
+	h.checksBackups(t, to)
+
 	if said, err := h.restore(t, "--check", "--from", "latest"); err != nil || !strings.Contains(said, "ok: its data") {
 		t.Errorf("%v\n%s", err, said)
 	}
@@ -151,4 +154,44 @@ func TestBackupData(t *testing.T) {
 		}
 	}
 	h.answers(t, h.create(t, spec("runc")).ID) // of the image
+}
+
+// checksBackups damages a file of the newest backup, and lets the command find it.
+func (h host) checksBackups(t *testing.T, to string) {
+	t.Helper()
+	ctl := func(args ...string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), daemontest.Bin("sandboxctl"), append([]string{"system", "backups"}, args...)...)
+		cmd.Env = append(os.Environ(), "SANDBOXD_HOST=unix://"+h.Socket)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	check := func() (string, error) { return ctl("check", "--all") }
+	if said, err := check(); err != nil || !strings.Contains(said, "2 backups of 2 and ") || !strings.Contains(said, ": 0 damaged") {
+		t.Errorf("%v\n%s", err, said)
+	}
+	packs, err := filepath.Glob(filepath.Join(to, "*-pack-*"))
+	if err != nil || len(packs) == 0 {
+		t.Fatal(packs, err)
+	}
+	for _, p := range packs {
+		if err := os.Rename(p, p+".away"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	said, err := check()
+	if err == nil || !strings.Contains(said, "2 backups are damaged") || !strings.Contains(said, filepath.Base(packs[0])+" is not on "+to) {
+		t.Errorf("without packs: %v\n%s", err, said)
+	}
+	for _, p := range packs {
+		if err := os.Rename(p+".away", p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := h.api.System().Backups(t.Context())
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	if said, err := ctl("rm", "-f", all[0].Name, all[1].Name); err == nil || !strings.Contains(said, "backups now") {
+		t.Errorf("all are removed: %v\n%s", err, said)
+	}
 }

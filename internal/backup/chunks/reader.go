@@ -105,6 +105,15 @@ func (r *Reader) Bad() (err error) {
 // Packs returns the packs of the backup.
 func (r *Reader) Packs() []Pack { return r.c.Packs }
 
+// Pack returns the name of the pack that has a chunk; false: none has.
+func (r *Reader) Pack(id ID) (name string, ok bool) {
+	w, ok := r.index[id]
+	if !ok {
+		return "", false
+	}
+	return r.c.Packs[w.pack].Name, true
+}
+
 // CheckPack reads all chunks of a pack. It returns how many there are.
 func (r *Reader) CheckPack(ctx context.Context, pack int) (n int, err error) {
 	b, err := r.pack(ctx, pack)
@@ -116,7 +125,11 @@ func (r *Reader) CheckPack(ctx context.Context, pack int) (n int, err error) {
 		return 0, r.wrong(pack, err)
 	}
 	for _, p := range all {
-		if _, err := r.read(ctx, p.ID, where{uint32(pack), p.Offset, p.Stored, p.Raw}); err != nil {
+		at := where{uint32(pack), p.Offset, p.Stored, p.Raw}
+		if w, ok := r.index[p.ID]; ok && int(w.pack) == pack && w != at {
+			return n, r.wrong(pack, fmt.Errorf("chunk %x is elsewhere in it than the index of the backup says", p.ID[:4]))
+		}
+		if _, err := r.read(ctx, p.ID, at); err != nil {
 			return n, err
 		}
 		n++

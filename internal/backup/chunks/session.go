@@ -184,7 +184,7 @@ func (n *Session) flush(ctx context.Context) error {
 		return err
 	}
 	if _, err := target.Store(ctx, n.s.Target, name, bytes.NewReader(b), int64(len(b))); err != nil {
-		return errors.Join(err, n.s.Target.Remove(context.WithoutCancel(ctx), name))
+		return errors.Join(err, target.Tidy(n.s.Target.Remove(context.WithoutCancel(ctx), name)))
 	}
 	if err := failpoint.Pass("backup:sent"); err != nil {
 		return err

@@ -230,7 +230,7 @@ func Check(ctx context.Context, t target.Target, d *backup.Data, ids backup.Iden
 	defer r.Close()
 	for i := range d.Trees {
 		one := &d.Trees[i]
-		_, size, err := files.Check(r.Stream(ctx, one.Stream))
+		_, size, err := files.Check(r.Stream(ctx, one.Stream), nil)
 		if err == nil && size != one.Bytes {
 			err = fmt.Errorf("its list has %d bytes of files, and not %d", size, one.Bytes)
 		}

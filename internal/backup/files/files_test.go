@@ -180,7 +180,7 @@ func TestRestore(t *testing.T) {
 	r, err := chunks.NewReader(t.Context(), s.Target, c, plain)
 	must(t, err)
 	defer r.Close()
-	if names, size, err := Check(r.Stream(t.Context(), tree.Stream)); err != nil || size != tree.Bytes || names < tree.Files {
+	if names, size, err := Check(r.Stream(t.Context(), tree.Stream), nil); err != nil || size != tree.Bytes || names < tree.Files {
 		t.Errorf("%d names, %d bytes, %v", names, size, err)
 	}
 }
@@ -326,7 +326,7 @@ func FuzzStream(f *testing.F) {
 	f.Add(stream(f, e, Entry{Type: hardlink, Name: "..", Target: "/etc/passwd"}, Entry{Type: dirEnd}))
 	f.Add([]byte{'d', 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		names, size, err := Check(bytes.NewReader(b))
+		names, size, err := Check(bytes.NewReader(b), nil)
 		if err != nil {
 			return
 		}
@@ -368,7 +368,7 @@ func FuzzStream(f *testing.F) {
 			t.Errorf("depth %d, %d names of %d, %d bytes of %d", depth, n, names, sum, size)
 		}
 		again := stream(t, all...)
-		if na, s, err := Check(bytes.NewReader(again)); err != nil || na != names || s != size || len(again) > len(b) {
+		if na, s, err := Check(bytes.NewReader(again), nil); err != nil || na != names || s != size || len(again) > len(b) {
 			t.Errorf("written again: %d names, %d bytes, %v", na, s, err)
 		}
 	})

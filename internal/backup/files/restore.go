@@ -33,9 +33,11 @@ func Restore(ctx context.Context, from *chunks.Reader, t Tree, dir string, left 
 	return errors.Join(r.all(), top.Close())
 }
 
-// Check reads the stream of a tree, and no file of it. It returns how many names and bytes it has.
-func Check(r io.Reader) (names int, size int64, err error) {
+// Check reads the stream of a tree, and no file of it. It returns how many names and bytes it has. For each
+// chunk of a file it calls chunk, unless that is nil, with the path of the file.
+func Check(r io.Reader, chunk func(path string, id chunks.ID)) (names int, size int64, err error) {
 	d, depth := newDecoder(r), 0
+	var in []string // the directories that it is in
 	for {
 		e, err := d.next()
 		if errors.Is(err, io.EOF) && depth == 0 && names > 0 {
@@ -50,10 +52,13 @@ func Check(r io.Reader) (names int, size int64, err error) {
 		names++
 		switch e.Type {
 		case dirBegin:
+			in = append(in, e.Name)
 			depth++
 		case dirEnd:
+			in = in[:len(in)-1]
 			depth--
 		case file:
+			path := strings.Join(append(in[1:len(in):len(in)], e.Name), "/")
 			for {
 				p, err := d.piece()
 				if err != nil {
@@ -62,8 +67,12 @@ func Check(r io.Reader) (names int, size int64, err error) {
 				if p.Bytes == 0 {
 					break
 				}
-				if !p.Hole {
-					size += p.Bytes
+				if p.Hole {
+					continue
+				}
+				size += p.Bytes
+				if chunk != nil {
+					chunk(path, p.ID)
 				}
 			}
 		}

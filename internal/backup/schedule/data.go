@@ -92,9 +92,9 @@ func low() {
 
 // prune removes the packs that none of the backups on the target needs. If it is not known what one of
 // them needs, none is removed.
-func (k *Keeper) prune(ctx context.Context, all []target.Backup) error {
+func (k *Keeper) prune(ctx context.Context, all []target.Backup) (n int, bytes int64, err error) {
 	w := k.Whose()
-	n, bytes, err := chunks.Prune(ctx, k.Target, w, func() (map[string]bool, error) {
+	n, bytes, err = chunks.Prune(ctx, k.Target, w, func() (map[string]bool, error) {
 		if len(w.Packs) == 0 { // else others may have been sent with packs of a common past
 			all = slices.DeleteFunc(slices.Clone(all), func(b target.Backup) bool { return w.Of(b) == target.Other })
 		}
@@ -103,7 +103,7 @@ func (k *Keeper) prune(ctx context.Context, all []target.Backup) error {
 	if n > 0 {
 		k.Log.Info("packs removed that no backup needs", "packs", n, "bytes", bytes)
 	}
-	return err
+	return n, bytes, err
 }
 
 // needed is what whole backups need. Others count for nothing.

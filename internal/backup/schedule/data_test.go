@@ -401,7 +401,7 @@ type fullTarget struct {
 
 func (f *fullTarget) Put(ctx context.Context, name string, r io.ReadSeeker, n int64) error {
 	if f.left -= n; f.left < 0 {
-		return fmt.Errorf("%s is full: %w", f, syscall.ENOSPC)
+		return fmt.Errorf("%s %w: %w", f, target.ErrFull, syscall.ENOSPC)
 	}
 	var b bytes.Buffer
 	if _, err := b.ReadFrom(r); err != nil {

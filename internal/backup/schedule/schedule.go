@@ -83,6 +83,8 @@ type Keeper struct {
 	turn chan struct{} // full while something runs
 	said bool          // what is unknown on the target, since the start; guarded by turn
 
+	checking sync.Mutex // held while CheckAll runs
+
 	mu     sync.Mutex
 	status Status // guarded by mu
 	failed uint64 // backups, since the daemon started; guarded by mu
@@ -256,8 +258,18 @@ func (k *Keeper) backup(ctx context.Context) (b target.Backup, data *DataRun, er
 	return b, data, nil
 }
 
+// AppendOnly reports whether nothing is removed from the target.
+func (k *Keeper) AppendOnly() bool {
+	_, ok := k.Target.(target.AppendOnly)
+	return ok
+}
+
 // removeOld removes what the limits say, after a backup was stored.
 func (k *Keeper) removeOld(ctx context.Context, now time.Time) {
+	if k.AppendOnly() {
+		k.remember(func(s *Status) { s.Refused = "" })
+		return
+	}
 	mine, all, err := k.own(ctx) // again: another daemon may have written meanwhile
 	if err != nil {
 		k.Log.Warn("old backups are not removed; the next run tries again", "err", err)
@@ -273,7 +285,7 @@ func (k *Keeper) removeOld(ctx context.Context, now time.Time) {
 		all = slices.DeleteFunc(all, func(b target.Backup) bool { return b.Name == old.Name })
 		k.Log.Info("backup removed", "name", old.Name, "whole", old.Whole)
 	}
-	if err := k.prune(ctx, all); err != nil {
+	if _, _, err := k.prune(ctx, all); err != nil {
 		k.Log.Warn("packs that no backup needs are not removed; the next run tries again", "err", err)
 		refused = cmp.Or(refused, err)
 	}

@@ -230,8 +230,7 @@ func (k *Keeper) Adopt(ctx context.Context, names []string) (adopted []target.Ba
 	for _, name := range names {
 		found := slices.DeleteFunc(slices.Clone(all), func(b target.Backup) bool { return b.Name != name && b.Owner != name })
 		if len(found) == 0 {
-			return nil, errs.New(errs.NotFound, "%s has no backup, and no owner of backups, %q; `sandboxctl system backups ls` lists them",
-				k.Target, name)
+			return nil, unnamed(k.Target, name)
 		}
 		for _, b := range found {
 			if !w.Mine(b) && !slices.Contains(adopted, b) {

@@ -61,7 +61,7 @@ func (d directory) Put(ctx context.Context, name string, r io.ReadSeeker, bytes 
 		switch {
 		case err == nil:
 		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-			err = fmt.Errorf("%s is full: %w", d, err)
+			err = fmt.Errorf("%s %w: %w", d, ErrFull, err)
 		default:
 			err = fmt.Errorf("write to %s: %w", d, err)
 		}

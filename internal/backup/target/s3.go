@@ -193,7 +193,8 @@ func (b *bucket) Put(ctx context.Context, name string, r io.ReadSeeker, bytes in
 	}
 	if err == nil {
 		_, err = c.Client.PutObject(ctx, b.bucket, b.prefix+name, r, bytes,
-			minio.PutObjectOptions{DisableMultipart: true, ContentType: "application/octet-stream"})
+			// A bucket that locks objects by itself takes none without that (PutObject, Object Lock).
+			minio.PutObjectOptions{DisableMultipart: true, ContentType: "application/octet-stream", SendContentMd5: true})
 	}
 	return b.failed("put "+name+" on", err)
 }
@@ -262,8 +263,9 @@ func (b *bucket) failed(what string, err error) error {
 	switch {
 	case r.Code == minio.NoSuchKey:
 		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
-	case r.StatusCode == http.StatusInsufficientStorage || strings.Contains(r.Code, "StorageFull") || r.Code == "QuotaExceeded":
-		err = fmt.Errorf("it is full: %w", err)
+	case r.StatusCode == http.StatusInsufficientStorage || strings.Contains(r.Code, "StorageFull") ||
+		strings.Contains(r.Code, "QuotaExceeded"): // also of a bucket (XMinioAdminBucketQuotaExceeded)
+		err = fmt.Errorf("it %w: %w", ErrFull, err)
 	}
 	return fmt.Errorf("%s %s: %w", what, b, err)
 }

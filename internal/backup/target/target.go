@@ -72,6 +72,29 @@ func Parse(address string, o Options) (Target, error) {
 	return directory(address), nil
 }
 
+// ErrAppendOnly says that nothing is removed from a target, as the configuration says.
+var ErrAppendOnly = errors.New("the target is append-only (backup.append_only): this daemon removes nothing from it, and the storage " +
+	"says how long files stay")
+
+// AppendOnly is a target of which the daemon never asks that something be removed: its storage locks objects, or
+// the key may not.
+type AppendOnly struct{ Target }
+
+// Remove fails with ErrAppendOnly, and does not ask the target.
+func (AppendOnly) Remove(context.Context, string) error { return ErrAppendOnly }
+
+// Tidy is what is left of the error of a removal that cleans up: on a target that is append-only the file
+// stays, and does no harm.
+func Tidy(err error) error {
+	if errors.Is(err, ErrAppendOnly) {
+		return nil
+	}
+	return err
+}
+
+// ErrFull says that a target has no room for a file, or that a quota is used up.
+var ErrFull = errors.New("is full")
+
 // ErrLied says that a target has other bytes than it was sent.
 var ErrLied = errors.New("it has stored something else than it was sent")
 
@@ -90,7 +113,7 @@ func Save(ctx context.Context, t Target, name string, r io.ReadSeeker, bytes int
 	defer func() {
 		if err != nil && !errors.Is(err, fs.ErrExist) { // a file of that name is somebody else's
 			// A target that is gone keeps what it has; it has no mark.
-			err = errors.Join(err, Drop(context.WithoutCancel(ctx), t, name))
+			err = errors.Join(err, Tidy(Drop(context.WithoutCancel(ctx), t, name)))
 		}
 	}()
 	text := ""
@@ -263,6 +286,9 @@ func (c *checked) Read(b []byte) (n int, err error) {
 // Drop removes a backup. Its mark goes first: a backup without one counts for nothing.
 func Drop(ctx context.Context, t Target, name string) error {
 	if err := t.Remove(ctx, name+Suffix); err != nil {
+		return err
+	}
+	if err := failpoint.Pass("backup:unmarked"); err != nil {
 		return err
 	}
 	if err := t.Remove(ctx, name); err != nil {

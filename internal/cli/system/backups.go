@@ -25,7 +25,8 @@ one to a file, without a target.`,
 		Example: `  sandboxctl system backups ls
   sandboxctl system backups now`,
 	}
-	cmd.AddCommand(newBackupsLs(p), newBackupsNow(p), newBackupsDrill(p), newBackupsStatus(p), newBackupsAdopt(p))
+	cmd.AddCommand(newBackupsLs(p), newBackupsNow(p), newBackupsDrill(p), newBackupsStatus(p), newBackupsAdopt(p),
+		newBackupsCheck(p), newBackupsRm(p))
 	return cmd
 }
 
@@ -171,6 +172,9 @@ func statusText(s wire.BackupStatus) string {
 	}
 	out := fmt.Sprintf("target  %s\nowner   %s\nbackup  %s; %s\ndrill   %s; %s", s.Target, s.Owner, every(s.EverySeconds),
 		runText(s.Backup), every(s.DrillSeconds), runText(s.Drill))
+	if s.AppendOnly {
+		out += "\nold     this daemon removes none (backup.append_only): the storage says how long they stay"
+	}
 	if s.RemovalRefused != "" {
 		out += "\nold     none is removed: " + s.RemovalRefused
 	}

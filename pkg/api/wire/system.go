@@ -122,6 +122,58 @@ type BackupList struct {
 	Items []Backup `json:"items"`
 }
 
+// RemoveBackups is the body of POST /system/backups/remove. (ours)
+type RemoveBackups struct {
+	Names []string `json:"names"`
+}
+
+// RemovedBackups answers POST /system/backups/remove. (ours)
+type RemovedBackups struct {
+	Items []Backup `json:"items"`
+	Packs int      `json:"packs"` // files of data that no other backup needs
+	Bytes int64    `json:"bytes"` // of backups and packs
+	// PacksKept is why packs that nothing may need are still there; absent: none is.
+	PacksKept string `json:"packsKept,omitempty"`
+}
+
+// CheckBackups is the body of POST /system/backups/check. (ours)
+type CheckBackups struct {
+	Names []string `json:"names,omitempty"` // of backups, or of their owners
+	All   bool     `json:"all,omitempty"`   // all on the target, also of others; then there are no names
+}
+
+// BackupCheckLine is a line of the answer to POST /system/backups/check. It has one of these. The last line
+// has Report or Error. (ours)
+type BackupCheckLine struct {
+	Progress *BackupCheck  `json:"progress,omitempty"`
+	Damage   *BackupDamage `json:"damage,omitempty"`
+	Report   *BackupCheck  `json:"report,omitempty"`
+	Error    *Error        `json:"error,omitempty"`
+}
+
+// BackupCheck is how far a check of backups is, or was. (ours)
+type BackupCheck struct {
+	Backup  string `json:"backup,omitempty"` // at which it is
+	Backups int    `json:"backups"`          // that were read to their end
+	Of      int    `json:"of"`               // that there are to read
+	Packs   int    `json:"packs"`            // files of data that were read
+	Bytes   int64  `json:"bytes"`            // that were read
+	Damaged int    `json:"damaged"`          // backups with a damage
+	Partial int    `json:"partial"`          // that were cut short, or are being stored now: they count for nothing
+	// Sealed are those that this host has no key for: their bytes were compared with checksums alone.
+	Sealed  int `json:"sealed"`
+	Removed int `json:"removed"` // that were removed before they were read to their end
+}
+
+// BackupDamage is something that is wrong with a backup on the target. (ours)
+type BackupDamage struct {
+	Backup  string `json:"backup"`
+	Whose   string `json:"whose"`          // of Backup
+	Tree    string `json:"tree,omitempty"` // a volume, snapshot or layer; absent: it is not of one alone
+	File    string `json:"file,omitempty"` // in it; absent: it is not of one alone
+	Problem string `json:"problem"`
+}
+
 // BackupStatus answers GET /system/backups/status. (ours)
 type BackupStatus struct {
 	Target        string `json:"target"`
@@ -136,6 +188,8 @@ type BackupStatus struct {
 	UnknownNewest string `json:"unknownNewest,omitempty"`
 	// RemovalRefused is why the target let no old backup be removed after the last one; absent: it did.
 	RemovalRefused string `json:"removalRefused,omitempty"`
+	// AppendOnly is whether the daemon never removes anything from the target: the storage does.
+	AppendOnly bool `json:"appendOnly"`
 
 	Backup       BackupRun `json:"backup"`
 	DrillSeconds int64     `json:"drillSeconds"` // 0: on request only
