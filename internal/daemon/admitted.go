@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -205,6 +206,7 @@ func openForks(d *Daemon) {
 	d.forks = fork.New(ctx, fork.Config{
 		Instance: d.cfg.Instance, Sandboxes: sandboxes, Snapshots: d.manager.Snapshots(), Fits: sandboxes.Fits,
 		Vault: vaultOfCopies(d), MemoryHeld: d.cgroups.MemoryHeld, Log: d.log,
+		AtOnce: d.cfg.Limits.MaxCreating, Await: admission.CPU{CPUs: runtime.NumCPU(), Runnable: admission.Runnable}.Await,
 	})
 	d.onClose(func() error {
 		cancel()

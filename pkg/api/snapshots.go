@@ -309,6 +309,8 @@ type Forks interface {
 	Get(ctx context.Context, id string) (fork.State, error)
 	// Await is Get once the fork is no longer Creating, or ctx ends.
 	Await(ctx context.Context, id string) (fork.State, error)
+	// Hold is Await for a client that the fork is made for: when it leaves, no further copy is begun.
+	Hold(ctx context.Context, id string) (fork.State, error)
 }
 
 // forkHandlers serve the routes of forks.
@@ -322,7 +324,7 @@ type forkHandlers struct {
 }
 
 // create answers when the fork has begun, and if asked to wait when all copies have come up or
-// failed.
+// failed. A client that waits holds the fork: when it leaves, no further copy is begun.
 func (f *forkHandlers) create(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	wait, err := wantsWait(r)
 	if err != nil {
@@ -341,7 +343,7 @@ func (f *forkHandlers) create(w http.ResponseWriter, r *http.Request, rec record
 	once.Holder = holder
 	s, again, err := f.begunBy(r.Context(), rec.ID, once)
 	if err == nil && !again {
-		s, err = f.begin(w, r, &rec, body, once)
+		s, err = f.begin(w, r, &rec, body, once, wait)
 		if isRace(err) {
 			s, again, err = f.begunBy(r.Context(), rec.ID, once)
 		}
@@ -354,7 +356,7 @@ func (f *forkHandlers) create(w http.ResponseWriter, r *http.Request, rec record
 		w.Header().Set(wire.HeaderReplayed, "true")
 	}
 	if wait {
-		if s, err = f.forks.Await(r.Context(), s.ID); err != nil {
+		if s, err = f.forks.Hold(r.Context(), s.ID); err != nil {
 			return err
 		}
 		w.Header().Set("Preference-Applied", "wait")
@@ -364,9 +366,9 @@ func (f *forkHandlers) create(w http.ResponseWriter, r *http.Request, rec record
 	return nil
 }
 
-func (f *forkHandlers) begin(w http.ResponseWriter, r *http.Request, rec *record.Record, body []byte, once record.Request) (
-	s fork.State, err error,
-) {
+func (f *forkHandlers) begin(
+	w http.ResponseWriter, r *http.Request, rec *record.Record, body []byte, once record.Request, held bool,
+) (s fork.State, err error) {
 	var req wire.ForkRequest
 	if err := decodeBody(w, r, body, &req); err != nil {
 		return s, err
@@ -385,7 +387,7 @@ func (f *forkHandlers) begin(w http.ResponseWriter, r *http.Request, rec *record
 		}
 	}
 	asker := admission.By(r.Context(), f.guard.Client(r))
-	s, err = f.forks.Begin(asker, fork.Request{Source: *rec, Memory: memory, Copies: copies, Once: once})
+	s, err = f.forks.Begin(asker, fork.Request{Source: *rec, Memory: memory, Copies: copies, Once: once, Held: held})
 	if err != nil {
 		return s, fmt.Errorf("fork sandbox %s: %w", rec.ID, httperr.Recode(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))
 	}

@@ -9,6 +9,7 @@
 package fork
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,7 +52,11 @@ type Config struct {
 	Vault func(ctx context.Context, source *record.Record, copies *record.Spec) (bool, error)
 	// MemoryHeld is the memory in use by a sandbox, in bytes. May be nil.
 	MemoryHeld func(id string) (int64, error)
-	Log        *slog.Logger
+	// AtOnce is how many copies of one fork come up at once; 0 is all. The others have no record yet.
+	AtOnce int
+	// Await waits until the host has CPU for one more copy, and fails if that takes too long. May be nil.
+	Await func(context.Context) error
+	Log   *slog.Logger
 }
 
 // Forks are the forks of this daemon.
@@ -80,6 +85,8 @@ type Request struct {
 	// Copies are the specifications of the copies, which lack only what the snapshot gives them.
 	Copies []record.Spec
 	Once   record.Request
+	// Held says that clients hold the fork (Hold): when the last of them leaves, no further copy is begun.
+	Held bool
 
 	vault bool // the source has a credential vault
 }
@@ -97,7 +104,14 @@ type State struct {
 	Once    record.Request // of the request that began it, if this daemon did
 
 	done chan struct{} // closed when it is no longer Creating; nil: it is of an earlier daemon
+	// alone ends the begin of copies, with errAlone; nil unless clients hold the fork.
+	alone   context.CancelCauseFunc
+	holders int // clients that hold it
 }
+
+// errAlone is why copies were not begun that no client waits for any more.
+var errAlone = errs.New(errs.Unavailable, "the client that asked for it left, so it and the copies after it were not begun; those before "+
+	"it stay until their timeout")
 
 // Phase is how far a fork is.
 type Phase string
@@ -155,10 +169,15 @@ func (f *Forks) Begin(ctx context.Context, q Request) (s State, err error) {
 		ID: record.NewForkID(f.c.Instance), Source: q.Source.ID, Memory: q.Memory, Count: len(q.Copies), Phase: Creating,
 		Created: time.Now().Round(0).UTC(), Once: q.Once, done: make(chan struct{}),
 	}
+	begin, alone := context.WithCancelCause(context.WithoutCancel(ctx))
+	if q.Held {
+		s.alone = alone
+	}
 	f.remember(&s)
 	f.going.Go(func() {
 		defer close(s.done)
-		f.work(context.WithoutCancel(ctx), s.ID, snap.ID, q)
+		defer alone(nil)
+		f.work(context.WithoutCancel(ctx), begin, s.ID, snap.ID, q)
 	})
 	return s, nil
 }
@@ -211,13 +230,16 @@ func (f *Forks) update(id string, change func(*State)) {
 	}
 }
 
-// work makes the copies of a fork, and then deletes its snapshot.
-func (f *Forks) work(asker context.Context, id, snap string, q Request) {
+// work makes the copies of a fork, and then deletes its snapshot. When begin ends, it begins no further copy.
+func (f *Forks) work(asker, begin context.Context, id, snap string, q Request) {
 	start := time.Now()
 	ctx, cancel := context.WithCancelCause(asker)
 	defer cancel(nil)
 	defer context.AfterFunc(f.ctx, func() { cancel(context.Cause(f.ctx)) })()
-	err := f.copy(ctx, id, snap, q)
+	begin, stop := context.WithCancelCause(begin)
+	defer stop(nil)
+	defer context.AfterFunc(ctx, func() { stop(context.Cause(ctx)) })()
+	err := f.copy(ctx, begin, id, snap, q)
 	var left error                 // if it fails, the copies are nevertheless what was asked for
 	if context.Cause(ctx) == nil { // else the next daemon does
 		left = f.c.Snapshots.Delete(ctx, snap)
@@ -240,8 +262,9 @@ func text(err error) string {
 	return "the daemon's log says why"
 }
 
-// copy makes the copies of a fork. After an error it goes on with the others.
-func (f *Forks) copy(ctx context.Context, id, snap string, q Request) error {
+// copy makes the copies of a fork, a few at once. After an error it goes on with the others. When begin ends, it
+// begins no further one; those that have a record come up.
+func (f *Forks) copy(ctx, begin context.Context, id, snap string, q Request) error {
 	s, err := f.c.Snapshots.Await(ctx, snap)
 	if err != nil {
 		return err
@@ -252,18 +275,27 @@ func (f *Forks) copy(ctx context.Context, id, snap string, q Request) error {
 	var wg sync.WaitGroup
 	failed := make([]error, len(q.Copies)) // nil: it came up
 	once := q.Once
+	turns := make(chan struct{}, cmp.Or(f.c.AtOnce, len(q.Copies)))
 	for i, spec := range q.Copies {
+		if err := f.turn(begin, turns); err != nil {
+			for ; i < len(failed); i++ {
+				failed[i] = err
+			}
+			break
+		}
 		spec.Snapshot, spec.Memory, spec.Image = snap, q.Memory, s.Image
 		spec.Fork = record.Fork{ID: id, Source: q.Source.ID, Count: len(q.Copies), Index: i + 1, Vault: q.vault}
 		spec.Request = once // whoever repeats it finds the fork by its first copy
 		r, err := f.c.Sandboxes.Create(ctx, spec)
 		if err != nil {
 			failed[i] = err
+			<-turns
 			continue
 		}
 		once = record.Request{}
 		f.update(id, func(s *State) { s.Copies = append(s.Copies, Copy{ID: r.ID, Name: r.Spec.Name}) })
 		wg.Go(func() {
+			defer func() { <-turns }()
 			now, err := f.c.Sandboxes.Await(ctx, r.ID)
 			if err == nil && now.State == record.Ended && now.NeverRan() {
 				err = errs.New(errs.Internal, "%s", now.Message)
@@ -273,6 +305,19 @@ func (f *Forks) copy(ctx context.Context, id, snap string, q Request) error {
 	}
 	wg.Wait()
 	return incomplete(failed)
+}
+
+// turn waits until the next copy may be begun, and takes one of turns for it.
+func (f *Forks) turn(ctx context.Context, turns chan struct{}) error {
+	select {
+	case turns <- struct{}{}:
+	case <-ctx.Done():
+	}
+	err := context.Cause(ctx)
+	if err == nil && f.c.Await != nil {
+		err = f.c.Await(ctx)
+	}
+	return err
 }
 
 // incomplete is the error of a fork some of whose copies failed. Its text is about the first one.
@@ -326,10 +371,24 @@ func (f *Forks) Get(ctx context.Context, id string) (State, error) {
 		return s, errs.Wire(errs.New(errs.NotFound, "no fork %.40q; this daemon has begun none with this id, and no sandbox is a "+
 			"copy of it", id), "FORK::NOT_FOUND")
 	}
-	if known == nil {
+	switch {
+	case known == nil:
 		s.restarted()
+	case s.Phase == Creating:
+		s.Message = s.progress()
 	}
 	return s, nil
+}
+
+// progress says how far a fork is whose copies are being made.
+func (s *State) progress() string {
+	up := 0
+	for _, c := range s.Copies {
+		if c.Now == nil || !c.Now.State.Beginning() {
+			up++
+		}
+	}
+	return fmt.Sprintf("%d of %s made, %d under way", up, errs.Count(s.Count, "copy is", "copies are"), len(s.Copies)-up)
 }
 
 // restarted says of a fork of an earlier daemon what its copies show of it.
@@ -357,6 +416,18 @@ func (f *Forks) Await(ctx context.Context, id string) (State, error) {
 		}
 	}
 	return f.Get(context.WithoutCancel(ctx), id)
+}
+
+// Hold is Await for a client that the fork is made for. If ctx ends and no other client holds the fork, no
+// further copy is begun.
+func (f *Forks) Hold(ctx context.Context, id string) (State, error) {
+	f.update(id, func(s *State) { s.holders++ })
+	defer f.update(id, func(s *State) {
+		if s.holders--; s.holders == 0 && s.alone != nil && ctx.Err() != nil {
+			s.alone(errAlone)
+		}
+	})
+	return f.Await(ctx, id)
 }
 
 // add adds a copy that the host has.

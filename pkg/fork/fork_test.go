@@ -482,7 +482,85 @@ func TestDaemonEnds(t *testing.T) {
 	}
 }
 
-// TestClientLeaves: a fork goes on without its client.
+// TestHolderLeaves: when the last client leaves that holds a fork, no further copy is begun, and those that have a
+// record come up. Clients that do not hold it, and one of two that do, change nothing.
+func TestHolderLeaves(t *testing.T) {
+	for _, c := range []struct {
+		held    bool
+		holders int // of whom one leaves
+		made    int
+	}{{true, 1, 2}, {true, 2, 5}, {false, 1, 5}} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHost()
+			h.hold = make(chan struct{})
+			f := h.forks(t, func(c *Config) { c.AtOnce = 2 })
+			q := request(5)
+			q.Held = c.held
+			s, err := f.Begin(t.Context(), q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, leave := context.WithCancel(t.Context())
+			var holding sync.WaitGroup
+			for i := range c.holders {
+				holding.Go(func() {
+					ctx := ctx
+					if i > 0 {
+						ctx = t.Context()
+					}
+					if s, err := f.Hold(ctx, s.ID); err != nil || (s.Phase == Creating) != (i == 0) {
+						t.Errorf("holder %d: %+v, %v", i, s, err)
+					}
+				})
+			}
+			synctest.Wait()
+			if s, err := f.Get(t.Context(), s.ID); err != nil || len(s.Copies) != 2 ||
+				s.Message != "0 of 5 copies are made, 2 under way" {
+				t.Errorf("2 at once: %+v, %v", s, err)
+			}
+			leave()
+			synctest.Wait()
+			close(h.hold)
+			holding.Wait()
+			s, err = f.Await(t.Context(), s.ID)
+			if err != nil || len(s.Copies) != c.made || len(h.all) != c.made || (s.Phase == Ready) != (c.made == 5) {
+				t.Errorf("%+v: %+v, %v; %d copies", c, s, err, len(h.all))
+			}
+			for _, r := range h.all {
+				if r.State != record.Running {
+					t.Errorf("copy %s is %s", r.ID, r.State)
+				}
+			}
+			if c.made < 5 && !strings.HasPrefix(s.Message, "3 of 5 copies could not be made; copy 3: the client that asked for it left") {
+				t.Errorf("%q", s.Message)
+			}
+			f.going.Wait()
+			if len(h.snaps) != 0 {
+				t.Errorf("snapshots %v are left", h.snaps)
+			}
+		})
+	}
+}
+
+// TestBusy: a fork begins no copy while the host has no CPU for it, and gives up when that takes too long.
+func TestBusy(t *testing.T) {
+	h := newHost()
+	n := 0
+	f := h.forks(t, func(c *Config) {
+		c.Await = func(context.Context) error {
+			if n++; n > 2 {
+				return errs.New(errs.Exhausted, "588 threads")
+			}
+			return nil
+		}
+	})
+	s := whole(t, f, request(200))
+	if s.Phase != Failed || len(s.Copies) != 2 || n != 3 || s.Message != "198 of 200 copies could not be made; copy 3: 588 threads" {
+		t.Errorf("%+v, after %d questions", s, n)
+	}
+}
+
+// TestClientLeaves: a fork that no client holds goes on without its client.
 func TestClientLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()

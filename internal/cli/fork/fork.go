@@ -47,6 +47,11 @@ Published ports are not copied. Its entrypoint is started. With --memory, it als
 memory and the processes of SANDBOX, which must run on gVisor: they go on where they were,
 in each copy. SANDBOX itself goes on, too.
 
+A few copies come up at once, while the CPUs of the host have room for more, and standard
+error shows how many are made. If sandboxctl ends before all are (Ctrl-C, or a kill), no
+further copy is begun. Those that were begun come up, and stay until their --timeout:
+sandboxctl tree shows them.
+
 With a COMMAND, it is run in all copies at once. Each line of output begins with the name
 or the id of its copy. With --until-success, the first copy in which COMMAND exits with 0
 is kept and its id printed, and the others are removed. A note on standard error says which

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -69,4 +70,21 @@ func TestWatch(t *testing.T) {
 		t.Errorf("counted %v", all)
 	}
 	watch(t.Context(), cl, "nobody", time.Now(), func(n int) { t.Errorf("of no sandbox: %d", n) })
+}
+
+// TestSaid: without a terminal, a fork says every ten seconds how far it is, and no longer than it lasts.
+func TestSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out strings.Builder
+		up, clear := said(&out, 200)
+		up(3)
+		time.Sleep(sayEvery + time.Second)
+		up(7)
+		time.Sleep(sayEvery)
+		clear()
+		time.Sleep(time.Minute)
+		if got, want := out.String(), "fork: 3 of 200 copies are made\nfork: 7 of 200 copies are made\n"; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	})
 }
