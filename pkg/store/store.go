@@ -161,17 +161,23 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 	// bbolt panics on damaged pages, and a page beyond the end of a file that was cut
 	// short faults.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	opening := db
 	defer func() {
 		if p := recover(); p != nil {
 			err = damaged(path, fmt.Errorf("%v", p))
 		}
 		if err != nil {
-			b.Close() //nolint:errcheck // the first error counts
+			opening.bolt.Close() //nolint:errcheck // the first error counts
 		}
 	}()
 	if err := db.checkSchema(); err != nil {
 		return nil, err
 	}
+	// Before a migration, which needs room for a copy.
+	if b, err = (&compaction{bolt: b, path: path, o: o}).run(); err != nil {
+		return nil, err
+	}
+	db.bolt = b
 	// Before bbolt grows the file itself, by making a hole.
 	if err := fill(path, o.Reserve); err != nil {
 		o.Log.Warn("could not reserve room for the state file", "path", path, "err", err)
@@ -192,8 +198,26 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 // ErrLocked is in the error of a file that another process has open.
 var ErrLocked = errors.New("is locked")
 
-func open(path string, wait time.Duration, readOnly bool) (b *bbolt.DB, err error) {
-	var file *os.File
+// open opens and locks the file that has the name path once the lock is held: while open
+// waited, the process that held it may have put another file in its place (compact).
+func open(path string, wait time.Duration, readOnly bool) (*bbolt.DB, error) {
+	for {
+		b, file, err := openOnce(path, wait, readOnly)
+		if err != nil {
+			return nil, err
+		}
+		opened, err := file.Stat()
+		now, err2 := os.Stat(path)
+		if err = errors.Join(err, err2); err == nil && os.SameFile(opened, now) {
+			return b, nil
+		}
+		if err = errors.Join(err, b.Close()); err != nil {
+			return nil, fmt.Errorf("open state file %s: %w", path, err)
+		}
+	}
+}
+
+func openOnce(path string, wait time.Duration, readOnly bool) (b *bbolt.DB, file *os.File, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
@@ -216,19 +240,19 @@ func open(path string, wait time.Duration, readOnly bool) (b *bbolt.DB, err erro
 	})
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
-		return nil, fmt.Errorf("another sandboxd runs on this state directory (%s): %s %w; stop it, or give this one its own "+
+		return nil, nil, fmt.Errorf("another sandboxd runs on this state directory (%s): %s %w; stop it, or give this one its own "+
 			"instance", holder(path), path, ErrLocked)
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch),
 		err != nil && strings.Contains(err.Error(), "file size too small"):
-		return nil, damaged(path, err)
+		return nil, nil, damaged(path, err)
 	case err != nil:
-		return nil, fmt.Errorf("open state file %s: %w", path, err)
+		return nil, nil, fmt.Errorf("open state file %s: %w", path, err)
 	}
 	if err := isWhole(b); err != nil {
 		b.Close() //nolint:errcheck // the first error counts
-		return nil, damaged(path, err)
+		return nil, nil, damaged(path, err)
 	}
-	return b, nil
+	return b, file, nil
 }
 
 // isWhole fails if the file ends before its last page.

@@ -1,6 +1,8 @@
 package spec
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
 	"runtime"
 	"slices"
@@ -16,9 +18,13 @@ import (
 // Limits of what a creation lists.
 const (
 	maxEnv      = 1000
-	maxEnvBytes = 1 << 20
+	maxEnvBytes = 256 << 10
 	maxArgs     = 1000      // of an entrypoint
 	maxArgBytes = 128 << 10 // of all of them; no program takes a longer one
+
+	// maxSpec bounds all that the state keeps of a creation, as JSON: lists and texts are
+	// each bounded, but not together, and the state of a thousand sandboxes is in memory.
+	maxSpec = 1 << 20
 )
 
 // Spec makes the specification of a sandbox from a request. It checks everything except
@@ -59,7 +65,21 @@ func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
 	if spec.Inspect && o.NoInspect {
 		return spec, errNoInspect
 	}
-	return spec, nil
+	return spec, checkStored(&spec)
+}
+
+// checkStored refuses a specification that is too large for the state.
+func checkStored(spec *record.Spec) error {
+	b, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("encode the specification of a sandbox: %w", err)
+	}
+	if len(b) > maxSpec {
+		return httperr.Invalid("the sandbox would take %d KiB of the daemon's state, by its env, entrypoint, metadata, extensions, "+
+			"volumes and networkPolicy together; at most %d are allowed: put data into files, and rules into a named policy or a CIDR",
+			len(b)>>10, maxSpec>>10)
+	}
+	return nil
 }
 
 // refuse refuses what this release cannot do, and what never makes sense.
