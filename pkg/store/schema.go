@@ -5,13 +5,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
-	"golang.org/x/sys/unix"
 )
 
 // checkSchema refuses a file of a newer schema, and one that bbolt cannot read: it
@@ -137,24 +136,23 @@ func queueSlots(tx *bbolt.Tx, n int) error {
 	return nil
 }
 
-// holder says which process has the file locked, as far as /proc/locks
-// (proc_locks(5)) knows: "1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF".
+// holder says which process has the file locked. It looks for the lock beside the
+// process's descriptor (proc_pid_fdinfo(5)): /proc/locks names files by the device of the
+// file system, which on btrfs and overlayfs is another one than stat(2) returns.
 func holder(path string) string {
 	fi, err := os.Stat(path)
 	if err != nil {
 		return "pid unknown"
 	}
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok {
-		return "pid unknown"
-	}
-	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	for range 5 { // a lock that is freed between two reads of the list hides another one
-		locks, _ := os.ReadFile("/proc/locks")
-		for line := range strings.Lines(string(locks)) {
-			if f := strings.Fields(line); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
-				return "pid " + f[4]
-			}
+	all, _ := filepath.Glob("/proc/[0-9]*/fdinfo/*")
+	for _, name := range all {
+		info, err := os.ReadFile(name)
+		if err != nil || !strings.Contains(string(info), "\nlock:") { // it may be gone
+			continue
+		}
+		part := strings.Split(name, "/") // "", proc, PID, fdinfo, N
+		if other, err := os.Stat(filepath.Join("/proc", part[2], "fd", part[4])); err == nil && os.SameFile(fi, other) {
+			return "pid " + part[2]
 		}
 	}
 	return "pid unknown"
