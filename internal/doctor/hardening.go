@@ -2,9 +2,15 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
@@ -68,7 +74,7 @@ func hardeningChecks() []check {
 			run: func(_ context.Context, h *host) Finding { return h.within(r) },
 		})
 	}
-	return append(checks, coreHandler, subordinateIDs, secretsKey, certificates, diskPressure, lastingStates)
+	return append(checks, sentTimes, coreHandler, subordinateIDs, secretsKey, certificates, diskPressure, lastingStates)
 }
 
 // within checks that a sysctl is in the range of acceptable values.
@@ -92,6 +98,52 @@ func (h *host) within(r restraint) Finding {
 // the value now and for the next boot.
 func (s setting) mendForGood() string {
 	return fmt.Sprintf("echo '%s = %d' >>/etc/sysctl.d/99-hardening.conf && %s", s.name, s.want, s.mend())
+}
+
+// sentTimes checks the setting that the kernel has for the whole host, or for each network namespace: then sandboxes on
+// runc have their own (pkg/netns).
+var sentTimes = check{
+	name: "net.core.tstamp_allow_data", protects: "the memory of the host from guests on runc", root: true,
+	run: func(_ context.Context, h *host) Finding {
+		s := setting{"net.core.tstamp_allow_data", 0}
+		is := strings.TrimSpace(h.read(s.path()))
+		if is == "" || is == "0" {
+			return ok("the kernel keeps no message for the time at which it was sent")
+		}
+		own, err := TimesByNamespace()
+		switch {
+		case err != nil:
+			return skipped("look into a new network namespace: %v", err)
+		case own:
+			return ok("it is %s for the host; each sandbox has its own, 0", is)
+		}
+		return warn(s.mendForGood(), "%s is %s for the whole host: a guest on runc may ask for the times of messages that it sent, and "+
+			"until it reads them the kernel keeps the messages in memory that no cgroup is charged with (programs with CAP_NET_RAW get "+
+			"them whatever it is)", s.name, is)
+	},
+}
+
+// TimesByNamespace reports whether each network namespace has a net.core.tstamp_allow_data of its own (Linux 6.18 has,
+// 6.12 has not).
+func TimesByNamespace() (bool, error) {
+	type answer struct {
+		own bool
+		err error
+	}
+	answers := make(chan answer)
+	go func() { // the thread stays locked, and ends with this goroutine
+		runtime.LockOSThread()
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			_, err = os.Stat("/proc/sys/net/core/tstamp_allow_data")
+		}
+		answers <- answer{err == nil, err}
+	}()
+	a := <-answers
+	if errors.Is(a.err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return a.own, a.err
 }
 
 // coreHandler checks the program that the kernel starts, as root of the host, for the

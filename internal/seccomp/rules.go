@@ -97,7 +97,10 @@ func (v Verdict) At(level Level) []Refusal {
 		)
 	case setsockoptArgs: // as stage 1
 		return refuse(syscall.ENOPROTOOPT, Test{Arg: 1, In: []uint32{solSocket}},
-			Test{Arg: 2, In: []uint32{soAttachFilter, soAttachBPF, soAttachReuseportCBPF, soAttachReuseportEBPF}})
+			Test{Arg: 2, In: []uint32{
+				soAttachFilter, soAttachBPF, soAttachReuseportCBPF, soAttachReuseportEBPF,
+				soTimestamping, soTimestampingNew,
+			}})
 	case seccompArgs:
 		return refuse(syscall.EINVAL, Test{Arg: 0, In: []uint32{setModeFilter}})
 	case prctlArgs:
@@ -146,6 +149,7 @@ const (
 	solSocket                                    = 1
 	soAttachFilter, soAttachBPF                  = 26, 50
 	soAttachReuseportCBPF, soAttachReuseportEBPF = 51, 52
+	soTimestamping, soTimestampingNew            = 37, 65
 
 	setModeFilter            = 1 // seccomp(2)
 	prSetSeccomp, modeFilter = 22, 2

@@ -349,7 +349,7 @@ var Table = []Call{
 	{"getsockname", 51, 204, allow, "sockets"},
 	{"getpeername", 52, 205, allow, "sockets"},
 	{"getsockopt", 55, 209, allow, "sockets"},
-	{"setsockopt", 54, 208, setsockoptArgs, "sockets; no filters, as seccomp"},
+	{"setsockopt", 54, 208, setsockoptArgs, "sockets; no filters, as seccomp; no times of what is sent"},
 	{"sendto", 44, 206, allow, "sockets"},
 	{"sendmsg", 46, 211, allow, "sockets"},
 	{"sendmmsg", 307, 269, allow, "sockets"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -34,6 +35,11 @@ var guestNet = []sysctl{
 	{"net/ipv4/conf/default/arp_ignore", "2", false},
 	{"net/ipv4/conf/default/arp_announce", "2", false},
 }
+
+// guestTimes keeps the kernel from adding a whole message to the time at which it was sent: until that is read,
+// it holds memory that no cgroup is charged with. Older kernels have the setting for the whole host, so there is no
+// such file in a new namespace; sandboxd doctor looks at the host's.
+var guestTimes = []sysctl{{"net/core/tstamp_allow_data", "0", true}}
 
 // guestUser limits how much one sandbox may use of the objects that the kernel counts
 // by user (docs/design/hardening.md, "Which traps do ordinary container defaults
@@ -97,17 +103,18 @@ func newProc() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "proc"), nil
 }
 
-// guestSteps is guestNet and guestUser as steps for a child of withChild.
+// guestSteps is what a guest on runc gets, as steps for a child of withChild.
 func guestSteps() []step {
-	steps := make([]step, 0, len(guestNet)+len(guestUser))
-	lists := [][]sysctl{guestNet, guestUser}
-	if weak.Off(weak.UserLimits) {
-		lists = lists[:1]
+	list := slices.Clone(guestNet)
+	if !weak.Off(weak.Buffers) {
+		list = append(list, guestTimes...)
 	}
-	for _, list := range lists {
-		for _, s := range list {
-			steps = append(steps, newStep(s.name, s.value, s.optional))
-		}
+	if !weak.Off(weak.UserLimits) {
+		list = append(list, guestUser...)
+	}
+	steps := make([]step, 0, len(list))
+	for _, s := range list {
+		steps = append(steps, newStep(s.name, s.value, s.optional))
 	}
 	return steps
 }

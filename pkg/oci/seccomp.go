@@ -49,7 +49,7 @@ func denyList(goarch string) *specs.LinuxSeccomp {
 		s.Syscalls = append(s.Syscalls, refuse(ePERM, []string{"ioctl"}, low32(1, cmd)))
 	}
 	s.Syscalls = append(s.Syscalls, btrfs()...)
-	for _, option := range attachFilter {
+	for _, option := range refusedOptions {
 		s.Syscalls = append(s.Syscalls, refuse(eNOPROTOOPT, []string{"setsockopt"}, low32(1, solSocket), low32(2, option)))
 	}
 	// RLIMIT_CORE stays 1 (see process): reading it is allowed, setting it is not.
@@ -99,12 +99,16 @@ func btrfs() (rules []specs.LinuxSyscall) {
 	return rules
 }
 
-// attachFilter are the options of sockets that attach a filter (asm-generic/socket.h): FILTER,
-// BPF, REUSEPORT_CBPF and REUSEPORT_EBPF. The kernel compiles each, into one store of
+// refusedOptions are options of sockets (asm-generic/socket.h). The answer is that of a kernel without them.
+//
+// Four attach a filter: FILTER, BPF, REUSEPORT_CBPF and REUSEPORT_EBPF. The kernel compiles each, into one store of
 // machine code for the whole host (net.core.bpf_jit_limit). When guests have filled it, no
 // filter can be installed any more, and no sandbox starts on runc. Without AF_PACKET
 // and AF_NETLINK's other protocols hardly a program has use for one.
-var attachFilter = []uint64{26, 50, 51, 52}
+//
+// Two ask for the times when messages were sent: TIMESTAMPING, old and new. Until it is read, each time holds memory
+// that no cgroup is charged with. TIMESTAMP and TIMESTAMPNS, the times when messages were received, stay.
+var refusedOptions = []uint64{26, 50, 51, 52, 37, 65}
 
 // ownFilters refuses filters of system calls that a guest makes for itself, with the answer of a
 // kernel that has none: they fill the same store. On the level Compat the first filter does it;

@@ -99,7 +99,10 @@ func TestSeccompArguments(t *testing.T) {
 		{"io_setup", []uint64{1}, eNOSYS},
 		{"setsockopt", []uint64{3, 1, 26}, eNOPROTOOPT},
 		{"setsockopt", []uint64{3, high | 1, high | 51}, eNOPROTOOPT},
+		{"setsockopt", []uint64{3, 1, 37}, eNOPROTOOPT},
+		{"setsockopt", []uint64{3, 1, 65}, eNOPROTOOPT},
 		{"setsockopt", []uint64{3, 1, 8}, 0},  // SO_RCVBUF
+		{"setsockopt", []uint64{3, 1, 29}, 0}, // SO_TIMESTAMP
 		{"setsockopt", []uint64{3, 0, 50}, 0}, // an option of IP
 		{"seccomp", []uint64{1}, 0},           // PID 1 still needs it
 		{"setrlimit", []uint64{7, 1}, 0},

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/doctor"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/internal/weak"
 )
@@ -154,12 +155,29 @@ var kernelAttacks = []attack{
 	withHeld(attackByCall("filter-of-calls", "seccomp", nil, without(weak.Seccomp), nil), "EINVAL"),
 	withHeld(attackByCall("filter-of-calls-prctl", "seccomp", nil, without(weak.Seccomp), nil), "EINVAL"),
 	withHeld(attackByCall("filter-of-a-socket", "seccomp", nil, without(weak.Seccomp), nil), "ENOPROTOOPT"),
+	withHeld(attackByCall("times-of-messages", "seccomp", nil, without(weak.Seccomp), nil), "ENOPROTOOPT"),
+	attackByTime(),
 }
 
 // attackByCall is one of the calls of the program guest. got is what it gets without the
 // walls, nil: success.
 func attackByCall(name, wall string, got words, runc, runsc *proof) attack {
 	return attack{name: name, wall: wall, run: []string{"call", name}, held: refused, got: got, runc: runc, runsc: runsc}
+}
+
+// attackByTime needs a kernel that has the setting for each network namespace.
+func attackByTime() attack {
+	a := withHeld(attackByCall("message-with-its-time", "no message in its time", nil, without(weak.Buffers), nil), "EAGAIN")
+	a.needs = timesByNamespace
+	return a
+}
+
+func timesByNamespace(t testing.TB) bool {
+	own, err := doctor.TimesByNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return own
 }
 
 // newCall is a call that only the filter of the agent knows, by its number.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -76,6 +77,8 @@ var calls = map[string]func() error{
 	"filter-of-calls":       func() error { return filter(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0) },
 	"filter-of-calls-prctl": func() error { return filter(unix.SYS_PRCTL, unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER) },
 	"filter-of-a-socket":    filterOfSocket,
+	"times-of-messages":     timesOfMessages,
+	"message-with-its-time": messageWithItsTime,
 
 	// bug farms and ways around a filter
 	"bpf":             func() error { var attr [128]byte; return sys(unix.SYS_BPF, 0, ptr(&attr), 72) }, // EINVAL: a map without a type
@@ -324,6 +327,53 @@ func filter(call, mode, second uintptr) error {
 		return err
 	}
 	return sys(call, mode, second, ptr(&unix.SockFprog{Len: uint16(len(passing)), Filter: &passing[0]}))
+}
+
+const sentTimes = unix.SOF_TIMESTAMPING_TX_SOFTWARE | unix.SOF_TIMESTAMPING_SOFTWARE
+
+// timesOfMessages asks for the times of all messages that a socket sends.
+func timesOfMessages() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, sentTimes)
+}
+
+// messageWithItsTime asks for the time of one message beside that message, where no filter sees it, and then
+// takes the message back, with its time. It is EAGAIN if the kernel has not kept it.
+func messageWithItsTime() error {
+	listener, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(listener, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	if err == nil {
+		err = unix.Listen(listener, 1)
+	}
+	if err != nil {
+		return err
+	}
+	to, err := unix.Getsockname(listener)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Connect(fd, to)
+	}
+	if err != nil {
+		return err
+	}
+	ask := make([]byte, unix.CmsgSpace(4))
+	head := (*unix.Cmsghdr)(unsafe.Pointer(&ask[0]))
+	head.Level, head.Type = unix.SOL_SOCKET, unix.SO_TIMESTAMPING
+	head.SetLen(unix.CmsgLen(4))
+	binary.NativeEndian.PutUint32(ask[unix.CmsgLen(0):], unix.SOF_TIMESTAMPING_TX_SOFTWARE)
+	if _, err := unix.SendmsgN(fd, make([]byte, 60_000), ask, nil, 0); err != nil {
+		return err
+	}
+	_, _, _, _, err = unix.Recvmsg(fd, make([]byte, 60_000), make([]byte, 256), unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+	return err
 }
 
 func filterOfSocket() error {

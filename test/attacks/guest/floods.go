@@ -192,14 +192,13 @@ func fillICMP(fd int) error {
 	return nil
 }
 
-// fillUDPErrors has the kernel keep a copy of each datagram, for the time when it was sent.
+// fillUDPErrors has the kernel keep the refusal of each datagram, which has a part of it.
 func fillUDPErrors(fd int) error {
-	const when = unix.SOF_TIMESTAMPING_TX_SOFTWARE | unix.SOF_TIMESTAMPING_SOFTWARE
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, when); err != nil {
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1); err != nil {
 		return err
 	}
-	for range 4 {
-		err := unix.Sendto(fd, make([]byte, 60_000), unix.MSG_DONTWAIT, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}})
+	for range 300 {
+		err := unix.Sendto(fd, make([]byte, 500), unix.MSG_DONTWAIT, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}})
 		if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 			return err
 		}
