@@ -8,7 +8,7 @@
 #
 # The disk of the Debian is made once and kept in ~/.cache/sandboxd-test/vm; a story writes
 # to an overlay of it. A line "# needs: PACKAGE..." in a story asks for a Debian of its own
-# with more packages.
+# with more packages, and "# lacks: PACKAGE..." for one without some that the others have.
 #
 # Emulation is slow: a story should be one boot if it can, with few starts on runsc.
 set -euo pipefail
@@ -89,9 +89,11 @@ UNIT
 base() {
   local kind=plain packages=systemd-sysv,linux-image-cloud-amd64,udev,kmod,dbus,iptables,ipset,iproute2
   packages+=,procps,btrfs-progs,e2fsprogs,util-linux-extra
-  local needs lock held old
-  needs=$(sed -n 's/^# needs: //p' "test/vm/$1.sh")
-  if [ -n "$needs" ]; then kind=$1 packages+=,${needs// /,}; fi
+  local needs lacks lock held old
+  needs=$(sed -n 's/^# needs: //p' "test/vm/$1.sh") lacks=$(sed -n 's/^# lacks: //p' "test/vm/$1.sh")
+  for old in $lacks; do packages=,$packages, packages=${packages//,$old,/,} packages=${packages#,} packages=${packages%,}; done
+  if [ -n "$needs" ]; then packages+=,${needs// /,}; fi
+  if [ -n "$needs$lacks" ]; then kind=$1; fi
   base=$cache/vm/$suite-$kind-$({ echo "$suite $packages"; declare -f debian; } | sha256sum | head -c 16)
   exec {lock}>"$cache/vm/lock"
   flock "$lock"
@@ -145,14 +147,16 @@ packages() {
   rm -f "$1"/build/packages/*.rpm "$1"/build/packages/second/*.rpm
 }
 
-# bundles DIR writes a bundle of the package and the image into the files under test, and the
-# public key of it. It adds a bundle of an old release, one for another machine, and another key.
+# bundles DIR writes, for each Debian of the story "bundle", a bundle of the package, the image and what
+# the package needs of that Debian, and the public key of it. It adds a bundle of the package alone, one
+# of an old release, one for another machine, and another key.
 bundles() {
-  local dir=$1/build/bundle
+  local dir=$1/build/bundle deb run suite host list sources
   command -v minisign >/dev/null || fail "minisign is missing: apt-get install minisign"
   mkdir -p "$dir"
   make packager
   build/tools/packages -images /nowhere -out "$dir" -version "$(build/bin/sandboxd --version | cut -d' ' -f3)" -epoch "$(git log -1 --format=%ct)"
+  deb=$(echo "$dir"/sandboxd_*_amd64.deb)
   minisign -G -W -f -p "$dir/other.pub" -s "$payload.key" >/dev/null
   minisign -G -W -f -p "$dir/bundle.pub" -s "$payload.key" >/dev/null
   create() { # FILE ARGS...
@@ -160,10 +164,22 @@ bundles() {
     shift
     SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) build/bin/sandboxd bundle create -o "$file" --key "$payload.key" --file LICENSE=LICENSE "$@"
   }
-  create sandboxd.bundle --package "$(echo "$dir"/sandboxd_*_amd64.deb)" --image "$1/build/images/base.tar"
+  host=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+  for run in "${stories[@]}"; do
+    [ "${run%@*}" = bundle ] || continue
+    suite=$given sources=()
+    [ "$run" = bundle ] || suite=${run#*@}
+    if [ "$suite" != "$host" ]; then # apt of this host fetches from the same mirrors
+      for list in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list; do [ ! -s "$list" ] || break; done
+      sed "s/\b$host\b/$suite/g" "$list" >"$dir/$(basename "$list")"
+      sources=(--apt-sources "$dir/$(basename "$list")")
+    fi
+    create "sandboxd-$suite.bundle" --package "$deb" --image "$1/build/images/base.tar" --debian "$suite" "${sources[@]}"
+  done
+  create package.bundle --package "$deb"
   create old.bundle --release 0.0.1
   create arm64.bundle --arch arm64 --verifier test/vm/guest.sh # no host of this kind runs it
-  rm -f "$payload.key" "$dir"/*.deb "$dir"/*.rpm
+  rm -f "$payload.key" "$dir"/*.deb "$dir"/*.rpm "$dir"/*sources*
 }
 
 # payload makes the disk with the files under test, like a clone after `make build`.
@@ -216,8 +232,9 @@ boot() {
   wait $qemu 2>/dev/null || true
 }
 
+given=$suite
 payload
-bad=() given=$suite
+bad=()
 for run in "${stories[@]}"; do
   story=${run%@*} suite=$given
   [ "$run" = "$story" ] || suite=${run#*@}

@@ -1,12 +1,15 @@
 # shellcheck shell=bash disable=SC2016 # single quotes: the guest's shell expands these
-# A person carries a bundle to a bare Debian that has no network. What is no bundle for this host is
-# refused, and nothing is written. The disk is full in the middle, and the power is cut at four steps:
-# each time the same command is given again, and goes on.
+# A person carries a bundle to a bare Debian that has no network and no package that sandboxd needs: the
+# bundle brings them (sandboxd bundle create --debian). What is no bundle for this host is refused, and
+# nothing is written. The disk is full in the middle, and the power is cut at four steps: each time the
+# same command is given again, and goes on.
 # needs: minisign
+# lacks: iptables ipset btrfs-progs
 
 dir=/mnt/sandboxd/build/bundle
 key=$dir/bundle.pub
-install=(sh "$dir/sandboxd.bundle" --key "$key")
+bundle=$dir/sandboxd-$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release).bundle
+install=(sh "$bundle" --key "$key")
 
 status() { dpkg-query -W -f '${db:Status-Status}' sandboxd 2>/dev/null || echo not-installed; }
 
@@ -21,20 +24,18 @@ refused() {
   files | diff /dev/shm/files -
 }
 
-# repack PACKAGE writes PACKAGE.deb of an installed package: this host has no network.
-repack() {
-  local deb=/root/$1 file
-  mkdir -p "$deb/DEBIAN"
-  dpkg -L "$1" | while read -r file; do
-    if [ ! -d "$file" ] && { [ -L "$file" ] || [ -f "$file" ]; }; then echo "$file"; fi
-  done | sed "s,^/,," | tar -C / -cf - --no-recursion -T - | tar -C "$deb" -xf - # without what this machine leaves out
-  for file in $(dpkg-query --control-list "$1" | sed -nE '/^(pre|post)(inst|rm)$/p'); do
-    dpkg-query --control-show "$1" "$file" >"$deb/DEBIAN/$file"
-    chmod 755 "$deb/DEBIAN/$file"
-  done
-  dpkg -s "$1" | sed '/^Status:/d; /^Conffiles:/d; /^ \//d' >"$deb/DEBIAN/control"
-  dpkg-deb -Znone --build "$deb" >/dev/null
+# lacking FILE: the bundle is refused for what the host lacks, and no file is changed. What it says is in
+# /dev/shm/said.
+lacking() {
+  files >/dev/shm/files
+  if sh "$1" --key $key >/dev/shm/said 2>&1; then echo "installed: $1"; return 1; fi
+  files | diff /dev/shm/files -
+  cat /dev/shm/said
+  grep "lacks what sandboxd needs, and nothing was installed:" /dev/shm/said
 }
+
+# had prints the packages of this host that are installed.
+had() { dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\n' | sort; }
 
 # begin installs in the background; what it says is in /dev/shm/said.
 begin() {
@@ -70,41 +71,42 @@ configures() { pgrep -f sandboxd.postinst >/dev/null; }
 imports() { pgrep -f 'sandboxctl image import' >/dev/null; }
 
 stage_1() {
-  local size missing
+  local size missing p
 
   say "what is no bundle for this host is refused, and nothing is written"
-  size=$(stat -c %s $dir/sandboxd.bundle)
-  head -c $((size - 1)) $dir/sandboxd.bundle >/root/short.bundle
-  cp $dir/sandboxd.bundle /root/changed.bundle
+  size=$(stat -c %s "$bundle")
+  head -c $((size - 1)) "$bundle" >/root/short.bundle
+  cp "$bundle" /root/changed.bundle
   printf '\377\377' | dd of=/root/changed.bundle bs=1 seek=$((size / 2)) conv=notrunc status=none
-  fails "" cmp $dir/sandboxd.bundle /root/changed.bundle
+  fails "" cmp "$bundle" /root/changed.bundle
   mkdir /etc/sandboxd # an operator prepares the configuration; this machine is slow and small
   printf '[defaults]\ndisk = "256Mi"\n[runtime]\nstart_timeout = "5m"\n[storage]\npool_size = "64Gi"\n' >/etc/sandboxd/config.toml
   files >/dev/shm/files
-  refused "no public key /etc/sandboxd/bundle.pub" sh $dir/sandboxd.bundle
-  refused "was signed with the key" sh $dir/sandboxd.bundle --key $dir/other.pub
+  refused "no public key /etc/sandboxd/bundle.pub" sh "$bundle"
+  refused "was signed with the key" sh "$bundle" --key $dir/other.pub
   refused "did not sign these bytes" sh /root/changed.bundle --key $key
   refused "the copy is not whole" sh /root/short.bundle --key $key
   refused "get the bundle for amd64" sh $dir/arm64.bundle --key $key
   rm /root/*.bundle
 
   say "what the host lacks is said at once, and nothing is written"
-  for p in iptables btrfs-progs; do repack $p; done
-  dpkg -P iptables btrfs-progs
+  for p in iptables btrfs-progs; do fails "" dpkg-query -W $p; done
   mv /lib/modules/*/kernel/net/netfilter/nfnetlink_queue.ko* /root
   depmod
-  files >/dev/shm/files
-  refused "lacks what sandboxd needs, and nothing was installed:" "${install[@]}"
-  "${install[@]}" 2>&1 | tee /dev/shm/said || true
+  lacking $dir/package.bundle
   for missing in "the package iptables" "the package btrfs-progs" "modprobe -a nfnetlink_queue" "storage.pool_size needs 65536 MiB"; do
     grep "^  .*$missing" /dev/shm/said
   done
+  lacking "$bundle" # which has the packages
+  same 2 "$(grep -c '^  ' /dev/shm/said)" "things that the host lacks beside packages"
+  grep "^  .*modprobe -a nfnetlink_queue" /dev/shm/said
+  grep "^  .*storage.pool_size needs 65536 MiB" /dev/shm/said
   mv /root/nfnetlink_queue.ko* /lib/modules/*/kernel/net/netfilter/
   depmod
-  dpkg -i /root/*.deb
   sed -i 's/64Gi/2Gi/' /etc/sandboxd/config.toml
 
   say "the disk becomes full while dpkg unpacks"
+  had >/dev/shm/had
   begin
   reaches says_that_it_installs
   fill
@@ -117,7 +119,13 @@ stage_1() {
   "${install[@]}"
   same installed "$(status)" "the package"
   same ok "$(sandboxctl run --runtime runc base -- echo ok)" "a sandbox"
-  dpkg -P sandboxd
+  had | diff /dev/shm/had - >/dev/shm/added || true
+  cat /dev/shm/added
+  grep '^> installed iptables ' /dev/shm/added
+  grep '^> installed btrfs-progs ' /dev/shm/added
+  fails "" grep '^<' /dev/shm/added # what the host had stays as it is
+  # shellcheck disable=SC2046 # words
+  dpkg -P $(sed -n 's/^> installed \([^ ]*\) .*/\1/p' /dev/shm/added)
   same not-installed "$(status)" "the package"
 
   say "the power is cut while the bundle is extracted"
@@ -165,8 +173,8 @@ stage_5() {
 
   say "Debian's minisign verifies it"
   cd /root || return
-  tail -n 4 $dir/sandboxd.bundle >FILE.minisig
-  head -c "-$(wc -c <FILE.minisig)" $dir/sandboxd.bundle >FILE.signed
+  tail -n 4 "$bundle" >FILE.minisig
+  head -c "-$(wc -c <FILE.minisig)" "$bundle" >FILE.signed
   minisign -V -p $key -m FILE.signed -x FILE.minisig | grep "^Trusted comment: sandboxd "
   printf x | dd of=FILE.signed bs=1 seek=600 conv=notrunc status=none
   fails "Signature verification failed" minisign -V -p $key -m FILE.signed -x FILE.minisig
