@@ -28,10 +28,10 @@ import (
 // changing are the flags of commands that change the version.
 type changing struct {
 	config, root, restart string
-	limit                 time.Duration
+	limit, soak           time.Duration
 }
 
-func changeFlags(cmd *cobra.Command) *changing {
+func changeFlags(cmd *cobra.Command, soak time.Duration) *changing {
 	c := &changing{}
 	f := cmd.Flags()
 	path := "/etc/sandboxd/config.toml"
@@ -43,6 +43,7 @@ func changeFlags(cmd *cobra.Command) *changing {
 	f.StringVar(&c.restart, "restart", "", "shell command that restarts the daemon and returns when it serves "+
 		"(default: systemctl, if systemd is init)")
 	f.DurationVar(&c.limit, "gate", time.Minute, "how long the new version may take to start and to be found good")
+	f.DurationVar(&c.soak, "soak", soak, "for how long after that a crash of the new version still goes back; 0: not at all")
 	return c
 }
 
@@ -52,7 +53,7 @@ func (c *changing) change(out io.Writer) (ch upgrade.Change, err error) {
 	if err != nil {
 		return ch, err
 	}
-	ch = upgrade.Change{Root: versions.Root(c.root), Config: c.config, Limit: c.limit, Out: out}
+	ch = upgrade.Change{Root: versions.Root(c.root), Config: c.config, Limit: c.limit, Soak: c.soak, Out: out}
 	if ch.Client, err = client.New("unix://"+cfg.Listen.Socket, ""); err != nil {
 		return ch, err
 	}
@@ -121,6 +122,9 @@ func shell(ctx context.Context, command string) (said string, err error) {
 // maxSaid is how much of what a command says is shown, in bytes.
 const maxSaid = 64 << 10
 
+// soakTime is for how long a new release is watched that was found good.
+const soakTime = 10 * time.Minute
+
 func upgradeCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
@@ -130,7 +134,9 @@ func upgradeCommand() *cobra.Command {
 the new release check the configuration, the host and a copy of the state. Nothing has changed
 until here. Then restart the daemon as the new release. It is good if it is healthy, if each
 sandbox that answered before answers again, and if a new sandbox comes up on each runtime. If not,
-or if it takes longer than --gate, the release of before runs again, with its state.
+or if it takes longer than --gate, the release of before runs again, with its state. It does so, too,
+if the new one crashes within --soak after that. A release that has brought the state forward to a
+newer schema has no such time: to go back would lose what was changed since.
 
 Sandboxes and their commands run on meanwhile. A power cut or a kill at any moment leads to one of
 both releases, and the next start of the service finishes it.
@@ -140,7 +146,7 @@ At the end the packages and images of the bundle are installed. "sandboxd rollba
   sandboxd versions`,
 		Args: cobra.ExactArgs(1),
 	}
-	c := changeFlags(cmd)
+	c := changeFlags(cmd, soakTime)
 	keys := keyFlag(cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "accept a version older than the present one")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -176,7 +182,7 @@ the newer package; installing that again changes to it again.`,
 		Example: `  sandboxd rollback`,
 		Args:    cobra.MaximumNArgs(1),
 	}
-	c := changeFlags(cmd)
+	c := changeFlags(cmd, 0)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		change, err := c.change(cmd.OutOrStdout())
 		if err != nil {
@@ -238,6 +244,10 @@ sandboxes or kept memory need. The form of the JSON is stable.`,
 		}
 		if err := text.Table(cmd.OutOrStdout(), []string{"VERSION", "ROLE", "SCHEMA"}, rows); err != nil {
 			return err
+		}
+		if last.Soaks(time.Now()) {
+			fmt.Fprintf(cmd.OutOrStdout(), "\nif %s crashes before %s, %s runs again by itself\n",
+				last.To, last.SoakUntil.Format(time.RFC3339), last.From)
 		}
 		if last != nil && last.Step == versions.Undone {
 			fmt.Fprintf(cmd.OutOrStdout(), "\nthe change to %s was undone at %s: %s\n",

@@ -42,6 +42,7 @@ func (d background) run(ctx context.Context) {
 	go d.forgetClients(ctx)
 	go d.watchLinks(ctx)
 	go d.settled(ctx)
+	go d.soaked(ctx)
 	go func() {
 		if err := systemd.Watch(ctx, d.healthy, func(err error) {
 			d.log.Error("the daemon is not healthy; systemd restarts it if this persists", "err", err)
@@ -70,6 +71,33 @@ func (d background) settled(ctx context.Context) {
 	}
 	if err := systemd.Settled(ctx); err != nil && ctx.Err() == nil {
 		d.log.Warn("restarts of the service stay slow", "err", err)
+	}
+}
+
+// soaked ends the soak of this version in time.
+func (d background) soaked(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-d.hold.Over():
+	}
+	root, own, ok := versions.Own()
+	if !ok {
+		return
+	}
+	j, err := root.Journal()
+	if err != nil || !j.Soaks(time.Now()) || j.To != own {
+		return // a journal that cannot be read has kept the daemon from starting
+	}
+	d.log.Info("a crash of this version is undone: the one before runs again then", "until", j.SoakUntil, "before", j.From)
+	wait := time.NewTimer(time.Until(j.SoakUntil))
+	defer wait.Stop()
+	select {
+	case <-ctx.Done():
+	case <-wait.C:
+		if err := root.EndSoak(j.Nonce); err != nil {
+			d.log.Warn("what an undoing of the last upgrade needed is not removed; the next start tries again", "err", err)
+		}
 	}
 }
 

@@ -95,6 +95,7 @@ type Daemon struct {
 	ends    *validity.Watch   // of certificates and keys
 	ladder  *pressure.Ladder
 	hold    *versions.Hold // nil: this version is not on trial
+	mark    *versions.Mark // nil: neither that, nor in its soak
 	up      *uptime.Book
 	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
@@ -119,7 +120,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 		return err
 	}
 	boundHeap(log)
-	d, err := open(ctx, cfg, log)
+	d, err := open(ctx, cfg, log, begin)
 	if err != nil {
 		return err
 	}
@@ -148,7 +149,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 }
 
 // open opens everything below the API.
-func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon, err error) {
+func open(ctx context.Context, cfg *config.Config, log *slog.Logger, settle func(context.Context, *Daemon) error) (_ *Daemon, err error) {
 	// Files get the modes that the code names, whatever umask a unit sets: a root
 	// directory that only its owner may enter shuts out every other user of a guest.
 	unix.Umask(0o022)
@@ -165,7 +166,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	if err := d.claim(); err != nil {
 		return nil, err
 	}
-	if err := settle(cfg, log); err != nil {
+	if err := settle(ctx, d); err != nil {
 		return nil, err
 	}
 	d.ns = netns.New(cfg.Instance, cfg.RunDir)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -78,17 +79,43 @@ func Alone(cfg *config.Config) (release func(), err error) {
 
 // settle undoes a change of the version that nobody will finish, before the state is opened. If this
 // program is the version that must not run, it becomes the other one.
-func settle(cfg *config.Config, log *slog.Logger) error {
+func settle(_ context.Context, d *Daemon) error {
 	root, own, ok := versions.Own()
 	if !ok {
 		return nil // it is a program of a checkout, or of scripts/install.sh
 	}
-	run, err := upgrade.Settle(root, stateFile(cfg), log)
+	run, err := upgrade.Settle(root, stateFile(d.cfg), d.log)
 	if err != nil || run == "" || run == own {
 		return err
 	}
 	// The locks end here, and the other program takes them.
 	return os.NewSyscallError("exec", syscall.Exec(root.Program(run, "sandboxd"), os.Args, os.Environ()))
+}
+
+// begin settles, and marks that a daemon of this version runs if the version is on trial or in its soak. The mark goes
+// when the daemon ends because ctx does.
+func begin(ctx context.Context, d *Daemon) error {
+	if err := settle(ctx, d); err != nil {
+		return err
+	}
+	root, own, ok := versions.Own()
+	if !ok {
+		return nil
+	}
+	j, err := root.Journal()
+	if err != nil || j == nil || j.To != own || j.Step != versions.Trial && !j.Soaks(time.Now()) {
+		return err
+	}
+	if d.mark, err = root.Mark(); err != nil {
+		d.log.Warn("a crash of this version, which is new, will not be undone", "err", err)
+	}
+	d.onClose(func() error {
+		if ctx.Err() == nil {
+			return nil
+		}
+		return d.mark.Remove()
+	})
+	return nil
 }
 
 // Settle undoes a change of the version that nobody will finish. No daemon of the instance runs.

@@ -36,7 +36,7 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		}
 		return nil
 	}
-	d, err := open(ctx, cfg, log)
+	d, err := open(ctx, cfg, log, settle)
 	if err != nil {
 		return fmt.Errorf("teardown: %w", err)
 	}

@@ -40,7 +40,9 @@ type Change struct {
 	Units string
 	// Limit is how long the new version may take to start and to be found good.
 	Limit time.Duration
-	Out   io.Writer
+	// Soak is for how long after that a crash of the new version still goes back; 0: not at all.
+	Soak time.Duration
+	Out  io.Writer
 	// Lock is that of Root, if the caller has taken it. Run releases it.
 	Lock *versions.Lock
 }
@@ -85,6 +87,13 @@ func (c *Change) Run(ctx context.Context) (err error) {
 		return c.back(ctx, j, before, err)
 	}
 	fmt.Fprintf(c.Out, "sandboxd %s runs; to go back to %s: sandboxd rollback\n", c.To, j.From)
+	switch {
+	case c.soaks(j, before):
+		fmt.Fprintf(c.Out, "if it crashes within %s, %s runs again by itself\n", c.Soak, j.From)
+	case c.Soak > 0 && j.FromSchema != j.ToSchema:
+		fmt.Fprintf(c.Out, "a crash of it is not undone by itself, because %s cannot read what it writes from now on (schema %d)\n",
+			j.From, j.ToSchema)
+	}
 	return nil
 }
 
@@ -172,10 +181,18 @@ func (c *Change) try(ctx context.Context, j *versions.Journal, before *view) err
 		{"done", func() error {
 			done := *j
 			done.Step, done.Ended = versions.Done, time.Now().UTC()
+			if c.soaks(j, before) {
+				done.SoakUntil = done.Ended.Add(c.Soak)
+			}
 			return c.Root.Note(&done)
 		}},
 		// Without the link, a unit does not call the old program any more.
-		{"disarm", func() error { return errors.Join(c.Root.Point(versions.Undo, ""), c.Root.Release()) }},
+		{"disarm", func() error {
+			if c.soaks(j, before) { // the daemon disarms when that is over
+				return nil
+			}
+			return c.Root.Disarm()
+		}},
 	}
 	for _, s := range steps {
 		if err := failpoint.Pass("upgrade:" + s.name); err != nil {
@@ -186,6 +203,12 @@ func (c *Change) try(ctx context.Context, j *versions.Journal, before *view) err
 		}
 	}
 	return nil
+}
+
+// soaks reports whether a crash of the new version, when it was found good, is undone. With a newer schema that
+// would lose what was changed since; and a version that did not serve is none to go back to.
+func (c *Change) soaks(j *versions.Journal, before *view) bool {
+	return c.Soak > 0 && j.FromSchema == j.ToSchema && before.dead == nil
 }
 
 // inTime does a step. Its error says why ctx has ended, if it has.

@@ -18,18 +18,22 @@ import (
 // unitNames are the files of a version that a service manager reads.
 var unitNames = []string{"sandboxd.service", "sandboxd.socket"}
 
-// Settle undoes a change that nobody will finish. The caller has the locks of the instance, so no
-// daemon has the state open. It returns the version that is to run; "": this change is none of this
-// root, or is on trial, and whoever calls goes on.
+// Settle undoes a change that nobody will finish, or whose version has crashed in its soak. The caller has
+// the locks of the instance, so no daemon has the state open. It returns the version that is to run; "":
+// this change is none of this root, is on trial or in its soak, and whoever calls goes on.
 func Settle(r versions.Root, state string, log *slog.Logger) (run string, err error) {
 	j, err := r.Journal()
 	if err != nil {
 		return "", err
 	}
-	if !j.UnderWay() {
-		return "", errors.Join(r.Point(versions.Undo, ""), r.Release())
+	soaks, crashed, err := soak(r, j)
+	if err != nil || soaks && !crashed {
+		return "", err
 	}
-	if j.Step == versions.Trial {
+	if !j.UnderWay() && !crashed {
+		return "", r.Disarm()
+	}
+	if j.Step == versions.Trial || crashed {
 		held, err := r.Held()
 		if held || err != nil {
 			return "", err
@@ -37,7 +41,12 @@ func Settle(r versions.Root, state string, log *slog.Logger) (run string, err er
 		if err := r.Release(); err != nil {
 			return "", err
 		}
-		j.Step, j.Reason = versions.Undoing, "the program that changed the version ended before it was done"
+		j.Reason = "the program that changed the version ended before it was done"
+		if crashed {
+			j.Reason = fmt.Sprintf("it ended without having been asked to, in the %s after it was found good (the service's log says more)",
+				j.SoakUntil.Sub(j.Ended).Round(time.Second))
+		}
+		j.Step = versions.Undoing
 		if err := failpoint.Pass("settle:journal"); err != nil {
 			return "", err
 		}
@@ -52,6 +61,18 @@ func Settle(r versions.Root, state string, log *slog.Logger) (run string, err er
 	return j.From, nil
 }
 
+// soak reports whether the change is done and still watched, and whether its version has crashed then.
+func soak(r versions.Root, j *versions.Journal) (soaks, crashed bool, err error) {
+	if !j.Soaks(time.Now()) {
+		return false, false, nil
+	}
+	if current, err := r.Named(versions.Current); err != nil || current != j.To { // a package has put another one there
+		return false, false, err
+	}
+	crashed, err = r.Crashed()
+	return true, crashed, err
+}
+
 // undo does what undoes a change, in an order that may be cut anywhere and begun again.
 func undo(r versions.Root, j *versions.Journal, state string) error {
 	for _, s := range []struct {
@@ -64,7 +85,7 @@ func undo(r versions.Root, j *versions.Journal, state string) error {
 			j.Step, j.Ended = versions.Undone, time.Now().UTC()
 			return r.Note(j)
 		}},
-		{"disarm", func() error { return r.Point(versions.Undo, "") }},
+		{"disarm", r.Disarm},
 	} {
 		if err := failpoint.Pass("settle:" + s.name); err != nil {
 			return err

@@ -120,8 +120,8 @@ func (s site) change(out io.Writer) (*Change, error) {
 
 // open opens the state as the version does.
 func (s site) open(version string) error {
-	if version != to {
-		return s.reads(old)
+	if n, err := s.root.Schema(version); err != nil || n < store.Schema {
+		return errors.Join(err, s.reads(n))
 	}
 	db, err := store.Open(s.state, store.Options{})
 	if err != nil {
@@ -176,9 +176,12 @@ func TestMain(m *testing.M) {
 	}
 	s := siteIn(dir)
 	var err error
-	if do == "settle" {
+	switch do {
+	case "settle":
 		_, err = Settle(s.root, s.state, slog.New(slog.DiscardHandler))
-	} else {
+	case "serve":
+		err = serveMarked(s.root)
+	default:
 		var c *Change
 		c, err = s.change(os.Stdout)
 		if err == nil && do == "back" { // as sandboxd rollback does

@@ -45,6 +45,8 @@ type Journal struct {
 	Started time.Time `json:"started"`
 	Ended   time.Time `json:"ended,omitzero"`
 	Reason  string    `json:"reason,omitempty"` // why it is undone
+	// SoakUntil: To was found good, and until then a crash of it still goes back to From.
+	SoakUntil time.Time `json:"soak_until,omitzero"`
 }
 
 // UnderWay reports whether the change has begun and not ended. It is false for nil.

@@ -4,10 +4,11 @@
 //	ROOT/versions/1.2.0/{bin,libexec,share,systemd}
 //	ROOT/current       ─▶ versions/1.2.0   what the service starts
 //	ROOT/previous      ─▶ versions/1.1.0   what ran before; a rollback goes there
-//	ROOT/undo          ─▶ versions/1.1.0   only while 1.2.0 is on trial: the program that can undo it
+//	ROOT/undo          ─▶ versions/1.1.0   only while 1.2.0 is on trial or in its soak: the program that can undo it
 //	ROOT/upgrade.json                      the journal
 //	ROOT/upgrade.lock                      held by the program that changes the version
-//	ROOT/upgrade.reserve                   room for an undoing, while a version is on trial
+//	ROOT/upgrade.reserve                   room for an undoing, while a version is on trial or in its soak
+//	ROOT/upgrade.running                   a daemon of that version runs, or has crashed
 //
 // A link is replaced by rename(2), so at every moment it names a whole version. A directory is in
 // versions when all of it is on disk.

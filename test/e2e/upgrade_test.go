@@ -257,8 +257,14 @@ func (s *service) change(env string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// runs fails if another version than want runs and is current.
+// runs fails if another version than want runs and is current, or a crash of it would be undone.
 func (s *service) runs(want string) {
+	s.t.Helper()
+	s.armed(want, "")
+}
+
+// armed fails if another version than want runs and is current, or a crash of it leads to another one than before.
+func (s *service) armed(want, before string) {
 	s.t.Helper()
 	v, err := s.api.Version(s.t.Context())
 	if err != nil || v.Version != want {
@@ -271,7 +277,7 @@ func (s *service) runs(want string) {
 	if j, err := s.root.Journal(); err != nil || j.UnderWay() {
 		s.t.Errorf("the journal: %+v, %v", j, err)
 	}
-	if armed, err := s.root.Named(versions.Undo); armed != "" || err != nil {
+	if armed, err := s.root.Named(versions.Undo); armed != before || err != nil {
 		s.t.Errorf("the link undo names %q, %v", armed, err)
 	}
 }
@@ -365,7 +371,7 @@ func TestChangeVersion(t *testing.T) {
 	if err := s.api.System().Drain(t.Context(), true); err != nil { // as operators do first
 		t.Fatal(err)
 	}
-	out, err := s.change("", "rollback", nextVersion)
+	out, err := s.change("", "rollback", nextVersion, "--soak", "1h")
 	if err != nil {
 		t.Fatalf("to the next version, on a host that drains: %v\n%s", err, out)
 	}
@@ -378,10 +384,28 @@ func TestChangeVersion(t *testing.T) {
 	for _, want := range []string{
 		"checking " + nextVersion, "changing from 0.9.0 to " + nextVersion, "2 sandboxes answer", "a new sandbox on runc came up",
 		"a new sandbox on runsc came up: a file, a command, a name, a fork, its end", "sandboxd " + nextVersion + " runs",
+		"if it crashes within 1h0m0s, 0.9.0 runs again by itself",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("it does not say %q:\n%s", want, out)
 		}
+	}
+	s.armed(nextVersion, "0.9.0")
+	alive()
+	s.restart() // it is asked to end, which is no crash
+	s.armed(nextVersion, "0.9.0")
+	alive()
+	if err := syscall.Kill(s.pid(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.stop(); err != nil { // this waits
+		t.Fatal(err)
+	}
+	s.restart()
+	s.runs("0.9.0")
+	alive()
+	if out, err := s.change("", "rollback", nextVersion); err != nil {
+		t.Fatalf("to the next version again: %v\n%s", err, out)
 	}
 	s.runs(nextVersion)
 	alive()

@@ -8,12 +8,12 @@ releases=build/releases
 v() { echo "0.$1.1-dev+0000000"; }
 boxes=$(echo on-{runc,runsc}-{1,2,3,4})
 
-# runs N: release N is current, serves, and nothing is under way.
+# runs N [soaks]: release N is current, serves, and nothing is under way, or a crash of it is undone.
 runs() {
   same "$(v "$1")" "$(sandboxctl version --format '{{.Server.Version}}')" "the release that serves"
   same "versions/$(v "$1")" "$(readlink /usr/lib/sandboxd/current)" "the current one"
   same active "$(systemctl is-active sandboxd.service)" "the service"
-  [ ! -e /usr/lib/sandboxd/undo ]
+  same "${2:-}" "$([ ! -e /usr/lib/sandboxd/undo ] || echo soaks)" "the soak"
   # dpkg replaces the program that runs by one that is the same.
   same "$(readlink -f /usr/bin/sandboxd)" \
     "$(readlink "/proc/$(systemctl show -p MainPID --value sandboxd.service)/exe" | sed 's/ (deleted)$//')" "the program"
@@ -80,15 +80,28 @@ TOML
   same 1 "$(sandboxd versions | grep -c '^0')" "versions"
 
   say "an upgrade"
-  change upgrade "$releases/3.bundle"
-  runs 3
+  change upgrade "$releases/3.bundle" --soak 1h
+  runs 3 soaks
   alive
   grep "a new sandbox on runsc came up" /tmp/said
+  grep "if it crashes within 1h0m0s, $(v 2) runs again by itself" /tmp/said
   case $(packaged) in 0.3.1*) ;; *) echo "dpkg has $(packaged)"; false ;; esac
   sandboxd versions
   journalctl -u sandboxd -o short-monotonic --no-pager | grep -E 'Stopping|sandboxd serves' | tail -n 2
 
-  say "a rollback"
+  say "a restart in its soak, and a crash: the service goes back by itself"
+  systemctl restart sandboxd.service
+  runs 3 soaks
+  kill -KILL "$(systemctl show -p MainPID --value sandboxd.service)"
+  eventually 60 serves 2
+  runs 2
+  alive
+  sandboxd versions | grep "ended without having been asked to"
+
+  say "to the release that is there, and a rollback"
+  change rollback "$(v 3)"
+  runs 3
+  alive
   change rollback
   runs 2
   alive
