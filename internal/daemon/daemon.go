@@ -110,7 +110,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
 		return err
 	}
-	log := journal.New(os.Stderr, level)
+	log, served := journal.Starting(os.Stderr, level)
 	journal.Capture(log)
 	for _, w := range cfg.Warnings {
 		log.Warn("the configuration has a key of an older release", "key", w)
@@ -137,6 +137,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	started := false
 	err = d.serve(ctx, version, func() error {
 		started = true
+		served()
 		log.Info("sandboxd serves", "version", version, "instance", cfg.Instance.String(), "pool", d.files.Describe(),
 			"cgroups", d.cgroups.Mode(), "dur", time.Since(start).Round(time.Millisecond))
 		return errors.Join(systemd.Ready("serving "+cfg.Listen.Socket), ready())

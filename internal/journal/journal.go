@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +23,41 @@ import (
 // New returns a logger that writes records of at least level to f.
 func New(f *os.File, level slog.Leveler) *slog.Logger {
 	return slog.New(newHandler(f, level, isJournal(f, os.Getenv("JOURNAL_STREAM"))))
+}
+
+const (
+	startLimit = 10 * time.Second // a start that takes longer is followed
+	heldLimit  = 64 << 10         // bytes
+)
+
+// Starting is New for a program that a service manager starts again and again if it fails: what is below a warning is
+// held back until started is called, or the start has taken ten seconds. So a start that fails writes why, and
+// not what it did before.
+func Starting(f *os.File, level slog.Leveler) (log *slog.Logger, started func()) {
+	h := newHandler(f, level, isJournal(f, os.Getenv("JOURNAL_STREAM")))
+	return slog.New(h), h.line.hold(startLimit)
+}
+
+// hold begins to hold lines back, and returns what ends that.
+func (l *line) hold(limit time.Duration) (release func()) {
+	l.held = new(bytes.Buffer)
+	release = func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.release() //nolint:errcheck // as of any other line, there is nobody to report it to
+	}
+	time.AfterFunc(limit, release)
+	return release
+}
+
+// release writes what was held back. Precondition: mu is held.
+func (l *line) release() error {
+	held := l.held
+	if l.held = nil; held == nil {
+		return nil
+	}
+	_, err := l.out.Write(held.Bytes())
+	return err
 }
 
 // Capture makes to the default logger. It also gets the output of package log, at level
@@ -53,7 +89,8 @@ type handler struct {
 // line is the buffer of one record, which is written in one piece.
 type line struct {
 	mu      sync.Mutex
-	buf     bytes.Buffer // guarded by mu
+	buf     bytes.Buffer  // guarded by mu
+	held    *bytes.Buffer // lines that wait for the end of a start; nil: none do. guarded by mu
 	out     io.Writer
 	journal bool
 }
@@ -86,6 +123,13 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	}
 	if err := h.Handler.Handle(ctx, r); err != nil {
 		return err
+	}
+	if held := h.line.held; held != nil && r.Level < slog.LevelWarn {
+		held.Write(h.line.buf.Bytes())
+		if held.Len() < heldLimit {
+			return nil
+		}
+		return h.line.release()
 	}
 	_, err := h.line.out.Write(h.line.buf.Bytes())
 	return err

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // TestLines holds what a line looks like, on a terminal and in the journal.
@@ -99,4 +101,49 @@ func TestCapture(t *testing.T) {
 	if info.Len() > 0 || debug.String() != want {
 		t.Errorf("%q, %q", info.String(), debug.String())
 	}
+}
+
+// TestStarting: until a start has ended, only warnings and errors are written; then what was held back is, in order.
+// So it is after the limits of time and bytes.
+func TestStarting(t *testing.T) {
+	begin := func(limit time.Duration) (*bytes.Buffer, *slog.Logger, *line, func()) {
+		b := new(bytes.Buffer)
+		h := newHandler(b, slog.LevelInfo, true)
+		release := h.line.hold(limit)
+		return b, slog.New(h), h.line, release
+	}
+	b, log, _, started := begin(time.Hour)
+	log.Info("one")
+	log.With("part", "x").Info("two")
+	log.Warn("three")
+	if got := b.String(); got != "<4>level=WARN msg=three\n" {
+		t.Errorf("before the end of the start: %q", got)
+	}
+	started()
+	started()
+	log.Info("four")
+	want := "<4>level=WARN msg=three\n<6>level=INFO msg=one\n<6>level=INFO msg=two part=x\n<6>level=INFO msg=four\n"
+	if got := b.String(); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+
+	b, log, _, _ = begin(time.Hour)
+	for range heldLimit / 1000 {
+		log.Info(strings.Repeat("x", 1000))
+	}
+	if b.Len() < heldLimit {
+		t.Errorf("%d bytes are written of more than %d", b.Len(), heldLimit)
+	}
+
+	synctest.Test(t, func(t *testing.T) {
+		b, log, l, _ := begin(startLimit)
+		log.Info("slow")
+		time.Sleep(startLimit)
+		synctest.Wait()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if b.Len() == 0 {
+			t.Error("a slow start writes nothing")
+		}
+	})
 }
