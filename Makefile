@@ -145,8 +145,8 @@ packager: go
 
 # What another architecture lacks here, scripts/packages.sh says.
 .PHONY: packages
-packages: build packager ## write .deb and .rpm of the programs and of build/images to build/packages; ARCH=arm64
-	@scripts/packages.sh $(or $(ARCH),$(shell $(GO) env GOARCH))
+packages: build packager ## write .deb and .rpm of the programs and of build/images to build/packages; ARCH=arm64, SIGN=KEY of gpg, PASSPHRASE_FILE=FILE
+	@SIGN="$(SIGN)" PASSPHRASE_FILE="$(PASSPHRASE_FILE)" scripts/packages.sh $(or $(ARCH),$(shell $(GO) env GOARCH))
 
 .PHONY: bundle
 bundle: build ## sign one file with build/packages, build/images and their SBOM, for hosts without a network; KEY=SECRETKEY DEBIAN=bookworm, PASSWORD_FILE=FILE

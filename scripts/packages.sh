@@ -2,7 +2,8 @@
 # Writes the packages of one architecture to build/packages, of what `make build` made:
 #   scripts/packages.sh [amd64|arm64]
 # Programs of another architecture than this machine's are compiled first, into
-# build/ARCH/bin. MAINTAINER is who answers for the packages: "NAME <ADDRESS>".
+# build/ARCH/bin. MAINTAINER is who answers for the packages: "NAME <ADDRESS>". SIGN is a secret key of gpg that
+# signs them, and PASSPHRASE_FILE a file with its passphrase.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 native=$(go env GOARCH) arch=${1:-$(go env GOARCH)} bin=build/bin
@@ -35,4 +36,5 @@ rm -f build/packages/*_"$arch".deb build/packages/*."$(case $arch in amd64) echo
 images=build/images
 [ "$arch" = "$native" ] || images=build/$arch/images
 build/tools/packages -arch "$arch" -bin "$bin" -images "$images" -version "$version" \
-  -epoch "${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}" ${MAINTAINER:+-maintainer "$MAINTAINER"}
+  -epoch "${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}" ${MAINTAINER:+-maintainer "$MAINTAINER"} \
+  ${SIGN:+-sign "$SIGN"} ${PASSPHRASE_FILE:+-passphrase-file "$PASSPHRASE_FILE"}

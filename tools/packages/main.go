@@ -36,6 +36,8 @@ func main() {
 	flag.StringVar(&b.arch, "arch", "amd64", "architecture, as Go has it")
 	flag.StringVar(&b.version, "version", "", "semantic version of the programs")
 	flag.StringVar(&b.maintainer, "maintainer", "sandboxd maintainers <maintainers@sandboxd.example>", "who answers for the packages")
+	flag.StringVar(&b.key, "sign", "", "secret key of gpg that signs each .rpm, and the hashes of all packages; \"\": nothing is signed")
+	flag.StringVar(&b.passphrase, "passphrase-file", "", "file with the passphrase of that key (default: gpg asks)")
 	epoch := flag.Int64("epoch", 0, "time of all files, in seconds since 1970")
 	flag.Parse()
 	b.time = time.Unix(*epoch, 0).UTC()
@@ -49,6 +51,7 @@ func main() {
 type build struct {
 	source, bin, native, man, images, out string
 	texts, arch, version, maintainer      string
+	key, passphrase                       string
 
 	time   time.Time
 	stage  string // a temporary directory for files that are made
@@ -100,7 +103,10 @@ func (b *build) run() (err error) {
 			}
 		}
 	}
-	return nil
+	if b.key == "" {
+		return os.RemoveAll(filepath.Join(b.out, sumsSigned)) // it would be of other packages
+	}
+	return b.signSums()
 }
 
 // A format is a kind of packages.
@@ -118,7 +124,7 @@ var formats = []format{
 
 // info is what all packages share.
 func (b *build) info(name, summary, text string) *nfpm.Info {
-	return nfpm.WithDefaults(&nfpm.Info{
+	info := nfpm.WithDefaults(&nfpm.Info{
 		Name: name, Arch: b.arch, Platform: "linux", Version: b.version, Release: "1", MTime: b.time,
 		Section: "admin", Priority: "optional", Maintainer: b.maintainer, Vendor: "sandboxd",
 		Description: summary + "\n" + text, License: "Apache-2.0", Homepage: "https://github.com/sandboxd/sandboxd",
@@ -130,6 +136,10 @@ func (b *build) info(name, summary, text string) *nfpm.Info {
 			Deb: nfpm.Deb{Compression: "gzip"},
 		},
 	})
+	if b.key != "" {
+		info.RPM.Signature.SignFn = func(data io.Reader) ([]byte, error) { return b.sign(data) }
+	}
+	return info
 }
 
 // write packs info into its file, which appears whole.
