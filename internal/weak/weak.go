@@ -47,6 +47,7 @@ const (
 	Keys          Wall = "keys"         // the API takes everybody for an admin
 	Roles         Wall = "roles"        // every role may do everything
 	Tokens        Wall = "tokens"       // ports of sandboxes ask for nothing
+	Cookies       Wall = "cookies"      // a cookie opens a port whose host other guests' pages have, too
 	Framing       Wall = "framing"      // requests with two ends are served
 	Headers       Wall = "headers"      // keys and tokens are passed on to guests
 	Answers       Wall = "answers"      // answers of guests are passed on as they are

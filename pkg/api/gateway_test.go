@@ -447,6 +447,57 @@ func TestGatewayTokens(t *testing.T) {
 	}
 }
 
+// TestGatewayNeighbours: where ports share a host, a page of one guest gets nothing from the port of another by what
+// its visitor's browser has of it. To the browser they are one origin: it sends the cookies of the host with every
+// request below their path, whatever page asks, and lets that page read the answer, also in a frame or a window.
+func TestGatewayNeighbours(t *testing.T) {
+	g := newGate(t, auth.Listener{})
+	token := g.s.gateway.Token(g.one, 8000)
+	sig := g.sign(g.one, 8000, time.Now().Add(time.Hour).Unix())
+	byPath, header := "/"+g.one+"/8000/", wire.HeaderIngressTo+": "+g.one+"-8000"
+	for what, c := range map[string]struct {
+		target string
+		header []string
+	}{
+		"a token by path":      {byPath + "?sandboxd_token=" + token, nil},
+		"a token by header":    {"/?sandboxd_token=" + token, []string{header}},
+		"a signed path":        {byPath + sig.expires + "/" + sig.mac + "/", nil},
+		"a path and its token": {byPath, []string{wire.HeaderEndpointToken + ": " + token}},
+	} {
+		a := g.get(c.target, "gate.test:8081", c.header...) // the visit
+		if a.StatusCode != 200 || len(a.Cookies()) != 0 {
+			t.Errorf("%s: %s, the browser keeps %v", what, a.Status, a.Cookies())
+		}
+		// document.referrer of the page of another guest that the visitor goes to next.
+		if policy := a.Header.Get("Referrer-Policy"); strings.Contains(c.target, byPath) && policy != "strict-origin" {
+			t.Errorf("%s: Referrer-Policy %q", what, policy)
+		}
+	}
+	g.saw()
+	cookie := "Cookie: sandboxd_token_8000=" + token // one of an earlier release, say
+	for what, headers := range map[string][]string{
+		"a fetch":                  {"Sec-Fetch-Site: same-origin", "Sec-Fetch-Mode: cors", "Referer: http://gate.test:8081/" + g.two},
+		"a fetch without referrer": {"Sec-Fetch-Site: same-origin", "Sec-Fetch-Mode: cors"},
+		"a frame":                  {"Sec-Fetch-Site: same-origin", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: iframe"},
+		"a window":                 {"Sec-Fetch-Site: same-origin", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document"},
+		"a typed address":          {"Sec-Fetch-Site: none", "Sec-Fetch-Mode: navigate"},
+		"a script of the page":     {"Sec-Fetch-Site: same-origin", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: script"},
+		"a WebSocket":              {"Origin: http://gate.test:8081", "Connection: Upgrade", "Upgrade: websocket"},
+		"a service worker":         {"Sec-Fetch-Site: same-origin", "Service-Worker: script"},
+		"an old browser":           {"Origin: http://gate.test:8081"},
+	} {
+		for _, way := range [][]string{{byPath}, {"/", header}, {byPath + sig.expires + "/" + strings.Repeat("0", 32) + "/"}} {
+			a := g.get(way[0], "gate.test:8081", append(append(headers, cookie), way[1:]...)...)
+			if saw := g.saw(); a.StatusCode != 401 || len(saw) != 0 {
+				t.Errorf("%s at %v: %s, the guest saw %q", what, way, a.Status, saw)
+			}
+		}
+	}
+	if a := g.get("/", g.one+"-8000."+gateDomain, cookie, "Sec-Fetch-Site: same-origin"); a.StatusCode != 200 {
+		t.Errorf("its own page, by a name of its own: %s", a.Status)
+	}
+}
+
 // TestGatewaySecureAccess: what was made so asks for its token where others do not.
 func TestGatewaySecureAccess(t *testing.T) {
 	g := newGate(t, auth.Listener{PublicPorts: true})

@@ -13,11 +13,12 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // secure opens a listener that speaks TLS and returns what connects to it.
-func (w *world) secure() func() (net.Conn, error) {
+func (w *world) secure(l ...auth.Listener) func() (net.Conn, error) {
 	w.t.Helper()
 	lent := httptest.NewTLSServer(nil) // for its certificate
 	w.t.Cleanup(lent.Close)
@@ -25,8 +26,8 @@ func (w *world) secure() func() (net.Conn, error) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.url = strings.Replace(w.serveOn(tls.NewListener(ln, &tls.Config{Certificates: lent.TLS.Certificates}), auth.Listener{}), "http",
-		"https", 1)
+	listener := tls.NewListener(ln, &tls.Config{Certificates: lent.TLS.Certificates})
+	w.url = strings.Replace(w.serveOn(listener, append(l, auth.Listener{})[0]), "http", "https", 1)
 	roots := x509.NewCertPool()
 	roots.AddCert(lent.Certificate())
 	cfg := &tls.Config{RootCAs: roots, ServerName: "example.com", NextProtos: []string{"h2", "http/1.1"}}
@@ -40,18 +41,18 @@ func TestTLS(t *testing.T) {
 		fmt.Fprint(rw, r.Header.Get("X-Forwarded-Proto"), r.Header.Get("X-Forwarded-For"))
 	}))
 	defer app.Close()
-	w := newWorld(t)
+	w := newWorld(t, func(c *Config) { c.Gateway = gateway.Names{Domain: gateDomain} })
 	w.app = app.Listener
 	sb := w.create()
 	token := w.s.gateway.Token(sb.ID, 8000)
-	connect := w.secure()
+	connect := w.secure(auth.Listener{Gateway: true})
 	client := http.Client{Transport: &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn,
 		error,
 	) {
 		return connect()
 	}}}
 	defer client.CloseIdleConnections()
-	resp, err := client.Get(w.url + "/sandboxes/" + sb.ID + "/proxy/8000/?sandboxd_token=" + token)
+	resp, err := client.Get("https://" + sb.ID + "-8000." + gateDomain + "/?sandboxd_token=" + token)
 	if err != nil {
 		t.Fatal(err)
 	}

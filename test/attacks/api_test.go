@@ -61,6 +61,15 @@ var apiAttacks = []attack{
 		},
 	},
 	{
+		name: "the page of A, with its visitor's cookie of B", wall: "no cookie opens a port whose host others have",
+		held: words{"401"}, got: words{"200"}, daemon: without(weak.Cookies),
+		ask: func(t *testing.T, w *target) string {
+			token := w.tokens(t, w.b, 8000)[1] // the only header
+			return w.ask(t, "GET", port(w.b, 8000, "echo"), "", nil, "Cookie", "sandboxd_token_8000="+token,
+				"Sec-Fetch-Site", "same-origin", "Sec-Fetch-Mode", "cors").word()
+		},
+	},
+	{
 		name: "the agent's token of A on B", wall: "each agent has a token of its own", held: words{"401"}, got: words{"200"},
 		daemon: without(weak.Tokens),
 		ask: func(t *testing.T, w *target) string {

@@ -120,6 +120,9 @@ func cleanAnswer(h http.Header, port uint16, rest, host, base string) {
 	}
 	ownCookies(h)
 	relocate(h, host, base)
+	if base != "" { // pages of other guests have this origin, too: they must not read a signed address in document.referrer
+		h.Set("Referrer-Policy", "strict-origin")
+	}
 	if port != wire.AgentPort {
 		return
 	}

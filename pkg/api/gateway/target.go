@@ -18,7 +18,8 @@ type Target struct {
 	Port string // as sent
 	Rest string // of the path, undecoded, for the guest; empty or begins with "/"
 
-	base string // path under which the port is served; empty: it has a host of its own
+	base  string // path under which the port is served; empty: it is at the root of a host
+	alone bool   // it has a host of its own, so to browsers its pages are of another origin than those of other guests
 
 	sig       signature // in the address; zero: none
 	sigInPath bool      // what looks like one may be the guest's path
@@ -58,6 +59,7 @@ func (n *Names) Find(r *http.Request) (Target, error) {
 	}
 	if label, ok := strings.CutSuffix(host, "."+n.Domain); ok && n.Domain != "" {
 		err := t.parseLabel(label)
+		t.alone = true
 		if err == nil && len(to) == 1 && to[0] != label {
 			err = httperr.Invalid("the host is %q, and the header %s says %q; leave the header out", httperr.Clip(label, 80),
 				wire.HeaderIngressTo, httperr.Clip(to[0], 80))
@@ -117,13 +119,4 @@ func (t *Target) unsign() {
 	end := "/" + t.sig.expires + "/" + t.sig.mac
 	t.base, t.Rest = strings.TrimSuffix(t.base, end), end+t.Rest
 	t.sig, t.sigInPath = signature{}, false
-}
-
-// cookiePath is the path of a cookie that browsers send to the port, and to no other
-// under the same host.
-func (t *Target) cookiePath() string {
-	if t.base == "" {
-		return "/"
-	}
-	return t.base
 }

@@ -50,22 +50,32 @@ func (g *Gateway) authorise(w http.ResponseWriter, r *http.Request, v *Visit, re
 				"returns, unchanged", port, port)
 	}
 	name := tokenCookie + strconv.Itoa(int(port))
-	for _, c := range r.Cookies() { // a guest at a neighbouring name may have set others
-		if c.Name == name && equal(c.Value, want) && g.ownPage(r) {
-			return nil
+	if t.takesCookies() {
+		for _, c := range r.Cookies() { // a guest at a neighbouring name may have set others
+			if c.Name == name && equal(c.Value, want) && g.ownPage(r) {
+				return nil
+			}
 		}
 	}
 	if given, _ := cutQuery(r.URL.RawQuery, tokenQuery); equal(given, want) {
-		http.SetCookie(w, &http.Cookie{ // so that what the page loads next is let in
-			Name: name, Value: want, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
-			Path: t.cookiePath(),
-		})
+		if t.takesCookies() {
+			http.SetCookie(w, &http.Cookie{ // so that what the page loads next is let in
+				Name: name, Value: want, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode, Path: "/",
+			})
+		}
 		return nil
 	}
 	return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
-		"port %d of this sandbox needs an endpoint token: send the headers that GET /v1/sandboxes/{id}/endpoints/%d returns, or add ?%s=…",
+		"port %d of this sandbox needs an endpoint token: send the headers that GET /v1/sandboxes/{id}/endpoints/%d returns, or add "+
+			"?%s=…. A browser that gets in by a path needs a signed address (?expires= of that request) for what a page loads",
 		port, port, tokenQuery)
 }
+
+// takesCookies reports whether a cookie may open the port. Ports by path or by header share their host, so to a
+// browser the pages of all guests there are one origin: it adds the cookie of each port to what the page of any
+// other one asks for, and lets that page read the answer. No path of a cookie and no header of the request
+// separates them.
+func (t *Target) takesCookies() bool { return t.alone || weak.Off(weak.Cookies) }
 
 // authoriseAgent is authorise for the port of the agent, which only its own token
 // opens, or a key of an operator.
