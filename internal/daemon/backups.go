@@ -240,7 +240,7 @@ func (b backups) Status() (wire.BackupStatus, error) {
 	s := b.Keeper.Status()
 	return wire.BackupStatus{
 		Owner: b.Whose().Owner(), Unknown: s.Unknown.Count, UnknownNewest: s.Unknown.Newest,
-		RemovalRefused: s.Refused, AppendOnly: b.AppendOnly(),
+		RemovalRefused: s.Refused, PacksKept: s.Kept, AppendOnly: b.AppendOnly(),
 		Data: b.data(s), Target: b.Target.String(), EverySeconds: int64(b.Every.Seconds()), Keep: b.Keep.Count,
 		MaxAgeSeconds: int64(b.Keep.Age.Seconds()), Encrypted: b.Recipients != nil, Backup: wireRun(s.Backup),
 		DrillSeconds: int64(b.Trial.Every.Seconds()), Drill: wireRun(s.Drill),

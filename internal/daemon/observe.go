@@ -109,7 +109,7 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 		l.Backup = metrics.Backup{
 			Every: k.Every, Good: s.Backup.Good.Time, Bytes: s.Backup.Good.Bytes, Failed: k.Failures(),
 			DrillGood: s.Drill.Good.Time, DrillFails: !s.Drill.Since.IsZero(),
-			CheckFails: !s.Check.Since.IsZero(), Unknown: s.Unknown.Count,
+			CheckFails: !s.Check.Since.IsZero(), Full: s.Backup.Last.Full, Unknown: s.Unknown.Count,
 		}
 		if run := s.Backup.Good.Data; run != nil {
 			l.Backup.DataBytes, l.Backup.DataSent, l.Backup.DataLeft = run.Bytes, run.Sent, run.Left

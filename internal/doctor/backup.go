@@ -88,6 +88,10 @@ func (h *host) backups() Finding {
 			"true, and let the storage remove old ones", "the target lets no old backup be removed, so it grows without end: %s; %s",
 			s.Refused, last)
 	}
+	if s.Kept != "" && !s.Backup.Late(every, h.now()) {
+		return warn("`sandboxctl system backups check NAME` says what is damaged", "the target keeps data that may be in no use: %s; %s",
+			s.Kept, last)
+	}
 	if s.Backup.Late(every, h.now()) {
 		return warn(mend, "%s; there should be one every %s", last, every)
 	}

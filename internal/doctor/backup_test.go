@@ -33,6 +33,7 @@ func TestBackups(t *testing.T) {
 		"fails for long":  {"/srv", 24 * time.Hour, at(49*time.Hour) + "," + failed, Warn, "it is full"},
 		"unreadable":      {"/srv", time.Hour, "{", Warn, "backups.json"},
 		"append-only":     {"/srv", time.Hour, at(0) + `}, "removalRefused": "denied", "drill": {`, Warn, "grows without end: denied"},
+		"a bad list":      {"/srv", time.Hour, at(0) + `}, "packsKept": "2 packs stay", "drill": {`, Warn, "in no use: 2 packs stay"},
 		"unknown ones":    {"/srv", time.Hour, at(0) + `}, "unknown": {"count": 3, "newest": "sandboxd-a-b-000003"`, Warn, "3 backups under"},
 	} {
 		dir := t.TempDir()

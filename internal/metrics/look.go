@@ -44,6 +44,7 @@ type Backup struct {
 	Good   time.Time     // the last that succeeded; zero: none
 	Bytes  int64         // of that
 	Failed uint64        // since the daemon started
+	Full   bool          // the last one failed because the target is full
 
 	DrillGood  time.Time // the last restore drill that succeeded; zero: none
 	DrillFails bool      // the last one failed
@@ -84,7 +85,7 @@ type looker struct {
 	members, poolWork, poolSeconds, left, notice, pressure, lasting *prometheus.Desc
 
 	backupEvery, backupGood, backupBytes, backupFailed, drillGood, drillFails, dataBytes, dataSent, dataLeft, backupUnknown,
-	checkFails *prometheus.Desc
+	checkFails, backupFull *prometheus.Desc
 
 	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, names, failed *prometheus.Desc
 }
@@ -122,6 +123,8 @@ func newLooker(look func() (Look, error)) *looker {
 		dataLeft:   d("backup_data_left_out", "Volumes and snapshots that could not be read for the last backup."),
 		backupUnknown: d("backup_unknown",
 			"Backups on the target under the name of this host that another state has written; they are not counted."),
+		backupFull: d("backup_target_full",
+			"1 if the last backup failed because the target is full, also after what may go was removed."),
 		checkFails: d("backup_check_failed", "1 if the last comparison of packs with their checksums found a bad one."),
 
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
@@ -142,7 +145,7 @@ func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		l.members, l.poolWork, l.poolSeconds, l.left, l.notice, l.pressure, l.lasting,
 		l.backupUnknown, l.backupEvery, l.backupGood, l.backupBytes, l.backupFailed, l.drillGood, l.drillFails, l.dataBytes,
-		l.dataSent, l.dataLeft, l.checkFails,
+		l.dataSent, l.dataLeft, l.checkFails, l.backupFull,
 		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.names,
 		l.failed,
 	} {
@@ -214,16 +217,15 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 	gauge(l.backupEvery, v.Backup.Every.Seconds())
 	gauge(l.backupGood, unix(v.Backup.Good))
 	gauge(l.drillGood, unix(v.Backup.DrillGood))
-	fails := 0.0
-	if v.Backup.DrillFails {
-		fails = 1
+	for what, is := range map[*prometheus.Desc]bool{
+		l.drillFails: v.Backup.DrillFails, l.checkFails: v.Backup.CheckFails, l.backupFull: v.Backup.Full,
+	} {
+		value := 0.0
+		if is {
+			value = 1
+		}
+		gauge(what, value)
 	}
-	gauge(l.drillFails, fails)
-	fails = 0
-	if v.Backup.CheckFails {
-		fails = 1
-	}
-	gauge(l.checkFails, fails)
 	gauge(l.backupUnknown, float64(v.Backup.Unknown))
 	gauge(l.dataBytes, float64(v.Backup.DataBytes))
 	gauge(l.dataSent, float64(v.Backup.DataSent))

@@ -36,7 +36,7 @@ func full() (Look, error) {
 		Backup: Backup{
 			Every: time.Hour, Good: time.Unix(1_800_000_000, 0), Bytes: 31, Failed: 32,
 			DrillGood: time.Unix(1_900_000_000, 0), DrillFails: true,
-			DataBytes: 33, DataSent: 34, DataLeft: 35, CheckFails: true, Unknown: 36,
+			DataBytes: 33, DataSent: 34, DataLeft: 35, CheckFails: true, Full: true, Unknown: 36,
 		},
 	}, nil
 }
@@ -89,6 +89,7 @@ func TestScrape(t *testing.T) {
 		`sandboxd_backup_data_sent_bytes 34`,
 		`sandboxd_backup_data_left_out 35`,
 		`sandboxd_backup_check_failed 1`,
+		`sandboxd_backup_target_full 1`,
 		`sandboxd_backup_unknown 36`,
 		`sandboxd_network_bytes_total{direction="in"} 21`,
 		`sandboxd_network_bytes_total{direction="out"} 22`,

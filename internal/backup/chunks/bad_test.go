@@ -114,7 +114,8 @@ func TestPrune(t *testing.T) {
 	other.Whose.ID, other.Journal = strings.Repeat("b", 16), filepath.Join(t.TempDir(), "journal")
 	theirs, ids, _ := save(t, &other, content(10, 1<<20))
 	save(t, s, content(11, 1<<20))
-	n, size, err := Prune(t.Context(), s.Target, s.Whose, func() (map[string]bool, error) { return nil, nil })
+	none := func() (func(string) bool, error) { return func(string) bool { return false }, nil }
+	n, size, err := Prune(t.Context(), s.Target, s.Whose, none)
 	if err != nil || n == 0 || size == 0 || len(packFiles(t, s)) != 0 {
 		t.Errorf("%d packs of %d bytes are removed, %v", n, size, err)
 	}

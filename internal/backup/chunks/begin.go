@@ -20,7 +20,7 @@ type usage struct {
 
 // Begin reads the journal, and looks which packs the target still has.
 func (s *Store) Begin(ctx context.Context) (_ *Session, err error) {
-	there, err := packsOf(ctx, s.Target, s.Whose)
+	there, err := packsOf(ctx, s.Target, s.Whose.UsesPacks)
 	if err != nil {
 		return nil, err
 	}
@@ -41,18 +41,22 @@ func (s *Store) Begin(ctx context.Context) (_ *Session, err error) {
 		s.Log.Warn("packs of backups are missing on the target, or bad: what was in them is sent again; backups that need them cannot "+
 			"be restored whole", "target", s.Target.String(), "missing", n.stats.Lost, "bad", n.stats.Damaged)
 	}
+	if n.stats.Foreign > 0 {
+		s.Log.Info("packs that were sent without the id of this state are not used again: what is in them is sent once more", "packs",
+			n.stats.Foreign)
+	}
 	return n, nil
 }
 
-// packsOf lists the packs of a state, with their bytes.
-func packsOf(ctx context.Context, t target.Target, w target.Whose) (map[string]int64, error) {
+// packsOf lists the packs of some owners, with their bytes.
+func packsOf(ctx context.Context, t target.Target, owner func(string) bool) (map[string]int64, error) {
 	all, err := t.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	there := map[string]int64{}
 	for _, o := range all {
-		if p, ok := target.ParsePack(o.Name); ok && w.OwnsPacks(p.Owner) {
+		if p, ok := target.ParsePack(o.Name); ok && owner(p.Owner) {
 			there[o.Name] = o.Bytes
 		}
 	}
@@ -142,7 +146,11 @@ func (n *Session) sort(packs []Pack, there map[string]int64, bad map[string]bool
 	var low []Pack
 	for _, p := range packs {
 		bytes, ok := there[p.Name]
+		one, _ := target.ParsePack(p.Name)
 		switch {
+		case !n.s.Whose.UsesPacks(one.Owner):
+			n.stats.Foreign++
+			continue
 		case !ok, bytes != p.Bytes:
 			n.stats.Lost++
 			continue

@@ -228,7 +228,9 @@ func TestWornPacks(t *testing.T) {
 	for _, p := range c.Packs {
 		keep[p.Name] = true
 	}
-	n, _, err := Prune(t.Context(), s.Target, s.Whose, func() (map[string]bool, error) { return keep, nil })
+	n, _, err := Prune(t.Context(), s.Target, s.Whose, func() (func(string) bool, error) {
+		return func(name string) bool { return keep[name] }, nil
+	})
 	if err != nil || n == 0 || len(packFiles(t, s)) != before-n || len(packFiles(t, s)) != len(c.Packs) {
 		t.Errorf("%d of %d packs are removed, %v", n, before, err)
 	}

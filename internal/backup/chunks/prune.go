@@ -14,9 +14,11 @@ import (
 )
 
 // Prune removes the packs of a state that are not needed, and returns how many and how large they
-// were. It asks for those that are needed if there are any. Packs of others stay.
-func Prune(ctx context.Context, t target.Target, w target.Whose, needed func() (map[string]bool, error)) (n int, bytes int64, err error) {
-	there, err := packsOf(ctx, t, w)
+// were. It asks how to tell whether one is, if there are any. Packs of others stay.
+func Prune(
+	ctx context.Context, t target.Target, w target.Whose, needed func() (func(name string) bool, error),
+) (n int, bytes int64, err error) {
+	there, err := packsOf(ctx, t, w.OwnsPacks)
 	if err != nil || len(there) == 0 {
 		return 0, 0, err
 	}
@@ -25,7 +27,7 @@ func Prune(ctx context.Context, t target.Target, w target.Whose, needed func() (
 		return 0, 0, err
 	}
 	for name, size := range there {
-		if keep[name] {
+		if keep(name) {
 			continue
 		}
 		if err := failpoint.Pass("backup:prune"); err != nil {

@@ -30,8 +30,10 @@ func TestS3(t *testing.T) {
 	if _, _, stats := save(t, s, data); stats.Lost != 1 || stats.NewChunks == 0 {
 		t.Errorf("%+v", stats)
 	}
-	n, _, err := Prune(t.Context(), s.Target, s.Whose, func() (map[string]bool, error) { return nil, nil })
-	if there, perr := packsOf(t.Context(), s.Target, s.Whose); err != nil || perr != nil || n == 0 || len(there) > 0 {
+	n, _, err := Prune(t.Context(), s.Target, s.Whose, func() (func(string) bool, error) {
+		return func(string) bool { return false }, nil
+	})
+	if there, perr := packsOf(t.Context(), s.Target, s.Whose.OwnsPacks); err != nil || perr != nil || n == 0 || len(there) > 0 {
 		t.Errorf("%d are removed, %v are left, %v, %v", n, there, err, perr)
 	}
 }

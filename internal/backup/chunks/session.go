@@ -62,6 +62,7 @@ type Stats struct {
 	Packs               int   // that were sent
 	Sent                int64 // bytes of packs
 	Lost, Damaged, Worn int   // packs that are not used any more: missing, bad, hardly in use
+	Foreign             int   // likewise: without the ID of the state
 }
 
 // known is a pack in memory.
@@ -88,6 +89,17 @@ type Tree struct {
 
 // Stats says what was done so far.
 func (n *Session) Stats() Stats { return n.stats }
+
+// Used are the packs on the target that the backup uses so far.
+func (n *Session) Used() map[string]bool {
+	used := map[string]bool{}
+	for _, p := range n.packs {
+		if p.used > 0 && p.Name != "" {
+			used[p.Name] = true
+		}
+	}
+	return used
+}
 
 // Close frees what the session holds. What it has sent stays, and is not sent again.
 func (n *Session) Close() error {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -14,7 +14,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/internal/backup/chunks"
-	"github.com/sandboxd/sandboxd/internal/backup/target"
 )
 
 // A DataRun is what a backup has done with data.
@@ -52,7 +51,7 @@ func (k *Keeper) takeData(ctx context.Context) (f *os.File, packs []string, run 
 			return
 		}
 		f, data, err = k.Take(ctx, s)
-		stats = s.Stats()
+		stats, k.sent = s.Stats(), s.Used()
 		err = errors.Join(err, s.Close())
 	}()
 	<-done
@@ -88,43 +87,6 @@ func low() {
 	tid := unix.Gettid()
 	unix.Setpriority(unix.PRIO_PROCESS, tid, 10)                        //nolint:errcheck // it works anyway
 	unix.Syscall(unix.SYS_IOPRIO_SET, who, uintptr(tid), uintptr(last)) //nolint:errcheck // likewise
-}
-
-// prune removes the packs that none of the backups on the target needs. If it is not known what one of
-// them needs, none is removed.
-func (k *Keeper) prune(ctx context.Context, all []target.Backup) (n int, bytes int64, err error) {
-	w := k.Whose()
-	n, bytes, err = chunks.Prune(ctx, k.Target, w, func() (map[string]bool, error) {
-		if len(w.Packs) == 0 { // else others may have been sent with packs of a common past
-			all = slices.DeleteFunc(slices.Clone(all), func(b target.Backup) bool { return w.Of(b) == target.Other })
-		}
-		return k.needed(ctx, all)
-	})
-	if n > 0 {
-		k.Log.Info("packs removed that no backup needs", "packs", n, "bytes", bytes)
-	}
-	return n, bytes, err
-}
-
-// needed is what whole backups need. Others count for nothing.
-func (k *Keeper) needed(ctx context.Context, all []target.Backup) (map[string]bool, error) {
-	keep := map[string]bool{}
-	for _, b := range all {
-		if !b.Whole {
-			continue
-		}
-		packs, err := target.Packs(ctx, k.Target, b.Name)
-		if errors.Is(err, fs.ErrNotExist) && k.Whose().Of(b) == target.Other { // its owner has removed it just now
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("find what %s needs: %w", b.Name, err)
-		}
-		for _, p := range packs {
-			keep[p] = true
-		}
-	}
-	return keep, nil
 }
 
 // Every pack is compared with its name within a month: a part of them each day.
@@ -179,17 +141,13 @@ func (k *Keeper) check(ctx context.Context, after string) (n int, last string, e
 	if err != nil {
 		return 0, after, err
 	}
-	need, err := k.needed(ctx, mine)
+	need, err := k.needs(ctx, k.Whose(), mine)
 	if err != nil {
 		return 0, after, err
 	}
-	names := make([]string, 0, len(need))
-	for name := range need {
-		names = append(names, name)
-	}
-	slices.Sort(names)
+	names := slices.Sorted(maps.Keys(need.packs))
 	begin, _ := slices.BinarySearch(names, after+"\x00")
-	var bad error
+	bad := need.damages()
 	for n < (len(names)+checkParts-1)/checkParts {
 		name := names[(begin+n)%len(names)]
 		_, err := chunks.Verify(ctx, k.Target, name)

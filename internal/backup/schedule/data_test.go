@@ -89,8 +89,9 @@ func (h *host) whole() {
 	h.t.Helper()
 	all, err := target.Backups(h.t.Context(), h.Target)
 	must(h.t, err)
-	need, err := h.needed(h.t.Context(), all)
-	must(h.t, err)
+	n, err := h.needs(h.t.Context(), h.Whose(), all)
+	must(h.t, err, n.damages())
+	need := n.packs
 	for _, b := range all {
 		need[b.Name], need[b.Name+target.Suffix], need[b.Name+target.ListSuffix] = true, true, true
 		if !b.Whole {

@@ -48,8 +48,8 @@ func (k *Keeper) Remove(ctx context.Context, names []string) (r Removed, err err
 		r.Bytes += max(0, b.Bytes)
 		all = slices.DeleteFunc(all, func(one target.Backup) bool { return one.Name == b.Name })
 	}
-	n, bytes, err := k.prune(ctx, all)
-	r.Packs, r.Bytes = n, r.Bytes+bytes
+	p, err := k.prune(ctx, all, nil)
+	r.Packs, r.Bytes, r.Kept = p.packs, r.Bytes+p.bytes, p.kept
 	if err != nil {
 		k.Log.Warn("packs that no backup needs are not removed; the next run tries again", "err", err)
 		r.Kept = err.Error()

@@ -5,10 +5,10 @@
 // Which backups are counted and removed is a matter of the state's own identity, not of the host's name
 // (whose.go).
 //
-// What surprises: nothing is removed before a new backup was read back, and the newest whole
-// backup is never removed. So a target that is gone, full or lies costs no backup; the keeper
-// tries again (retry), and Status tells since when it fails. A drill (drill.go) shows that the
-// newest backup can be restored.
+// What surprises: nothing is removed before a new backup was read back, except from a full target: it loses
+// what the new one would let go (room.go). The newest whole backup is never removed. So a target that is
+// gone or lies costs no backup; the keeper tries again (retry), and Status tells since when it fails. A
+// drill (drill.go) shows that the newest backup can be restored.
 package schedule
 
 import (
@@ -82,6 +82,8 @@ type Keeper struct {
 	Config
 	turn chan struct{} // full while something runs
 	said bool          // what is unknown on the target, since the start; guarded by turn
+
+	sent map[string]bool // packs that the backup of now uses so far; guarded by turn
 
 	checking sync.Mutex // held while CheckAll runs
 
@@ -191,13 +193,18 @@ func (k *Keeper) Backup(ctx context.Context) (b target.Backup, err error) {
 	}
 	bounded, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%s has not taken it within %s", k.Target, bound))
 	defer cancel()
+	k.sent = nil
 	b, data, err := k.backup(bounded)
+	var freed *Freed
+	if errors.Is(err, target.ErrFull) {
+		b, data, freed, err = k.again(bounded, err)
+	}
 	if err != nil && ctx.Err() != nil { // the daemon ends: it is nobody's fault
 		return b, err
 	}
-	run := Run{Time: began, Name: b.Name, Bytes: b.Bytes, Data: data}
+	run := Run{Time: began, Name: b.Name, Bytes: b.Bytes, Data: data, Freed: freed}
 	if err != nil {
-		run.Error = err.Error()
+		run.Error, run.Full = err.Error(), errors.Is(err, target.ErrFull)
 	}
 	h := k.note(func(s *Status) *History {
 		if err == nil {
@@ -216,7 +223,7 @@ func (k *Keeper) Backup(ctx context.Context) (b target.Backup, err error) {
 	}
 	k.Log.Info("backup", "name", b.Name, "target", k.Target.String(), "bytes", b.Bytes, "encrypted", b.Encrypted,
 		"dur", k.Now().Sub(began).Round(time.Millisecond))
-	k.Tell(Done, fmt.Sprintf("%s, %d bytes", b.Name, b.Bytes)+data.text())
+	k.Tell(Done, fmt.Sprintf("%s, %d bytes", b.Name, b.Bytes)+data.text()+freed.text())
 	return b, nil
 }
 
@@ -267,7 +274,7 @@ func (k *Keeper) AppendOnly() bool {
 // removeOld removes what the limits say, after a backup was stored.
 func (k *Keeper) removeOld(ctx context.Context, now time.Time) {
 	if k.AppendOnly() {
-		k.remember(func(s *Status) { s.Refused = "" })
+		k.remember(func(s *Status) { s.Refused, s.Kept = "", "" })
 		return
 	}
 	mine, all, err := k.own(ctx) // again: another daemon may have written meanwhile
@@ -285,12 +292,13 @@ func (k *Keeper) removeOld(ctx context.Context, now time.Time) {
 		all = slices.DeleteFunc(all, func(b target.Backup) bool { return b.Name == old.Name })
 		k.Log.Info("backup removed", "name", old.Name, "whole", old.Whole)
 	}
-	if _, _, err := k.prune(ctx, all); err != nil {
+	p, err := k.prune(ctx, all, nil)
+	if err != nil {
 		k.Log.Warn("packs that no backup needs are not removed; the next run tries again", "err", err)
 		refused = cmp.Or(refused, err)
 	}
 	k.remember(func(s *Status) {
-		s.Refused = ""
+		s.Refused, s.Kept = "", p.kept
 		if refused != nil {
 			s.Refused = refused.Error()
 		}

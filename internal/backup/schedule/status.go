@@ -26,6 +26,8 @@ type Status struct {
 	Unknown Unknown  `json:"unknown,omitzero"` // at the last look
 	// Refused is why the target did not let old backups be removed after the last one; empty: it did.
 	Refused string `json:"removalRefused,omitempty"`
+	// Kept is why packs that nothing may need stayed after the last one; empty: none did.
+	Kept string `json:"packsKept,omitempty"`
 }
 
 // History is how a task has gone. Its zero value is that of one that never ran.
@@ -43,7 +45,9 @@ type Run struct {
 	Bytes int64     `json:"bytes,omitempty"`
 	Error string    `json:"error,omitempty"` // empty: it succeeded
 
-	Data *DataRun `json:"data,omitempty"` // of a backup with data
+	Data  *DataRun `json:"data,omitempty"`  // of a backup with data
+	Full  bool     `json:"full,omitempty"`  // it failed because the target is full
+	Freed *Freed   `json:"freed,omitempty"` // it has made room
 }
 
 func (h *History) note(r Run) {

@@ -382,7 +382,7 @@ func TestAppendOnlyMode(t *testing.T) {
 	for _, left := range []int64{1 << 20, 18 << 20, 2 << 20} {
 		full.left = left
 		_, err = h.Backup(t.Context())
-		if err == nil || !errors.Is(err, target.ErrFull) || strings.Contains(err.Error(), "append") {
+		if err == nil || !errors.Is(err, target.ErrFull) || errors.Is(err, target.ErrAppendOnly) {
 			t.Errorf("with %d bytes left: %v", left, err)
 		}
 		h.write("small", 100)

@@ -210,6 +210,11 @@ func TestUpgrade(t *testing.T) {
 		}
 		return name
 	}
+	need := func(name string) []string {
+		packs, err := target.Packs(ctx, to, name)
+		must(t, err)
+		return packs
+	}
 	remember := func(h *host, last string) {
 		must(t, os.WriteFile(filepath.Join(h.Dir, statusFile), []byte(`{"backup":{"good":{"time":"2026-11-27T12:00:00Z","name":"`+last+
 			`"},"last":{"time":"2026-11-27T12:00:00Z","name":"`+last+`"}},"drill":{}}`), 0o600))
@@ -229,13 +234,28 @@ func TestUpgrade(t *testing.T) {
 		t.Errorf("%+v, then %+v", w, b)
 	}
 	h.want("1 2 3 5", "the half one is gone, and 1 is not this state's")
-	if sent, u := h.Status().Backup.Good.Data.Sent, h.Status().Unknown.Count; sent > 10<<10 || u != 1 {
+	// The release before, if it is started again, removes packs without an ID that no backup without one needs.
+	if sent, u := h.Status().Backup.Good.Data.Sent, h.Status().Unknown.Count; sent < 3<<20 || u != 1 {
 		t.Errorf("the first backup sends %d bytes, and %d are unknown", sent, u)
+	}
+	for _, p := range need(b.Name) {
+		if one, ok := target.ParsePack(p); !ok || one.ID() != h.Whose().ID {
+			t.Errorf("%s needs %s", b.Name, p)
+		}
 	}
 	h.now(t)
 	h.want("1 3 5 6", "then")
 	for range 3 {
 		h.now(t)
+	}
+	left := map[string]bool{}
+	for _, p := range need(target.Name(h.Label, 1, start.Add(time.Hour), false)) {
+		left[p] = true
+	}
+	for _, f := range packsIn(t, h) { // those of this state that nothing needs any more are gone
+		if one, _ := target.ParsePack(filepath.Base(f)); one.ID() == "" && !left[filepath.Base(f)] {
+			t.Errorf("%s is left", f)
+		}
 	}
 	all, err := h.List(ctx)
 	must(t, err)

@@ -91,6 +91,12 @@ type Pack struct {
 	Encrypted  bool
 }
 
+// ID is that of the state that wrote it; empty: an earlier release did.
+func (p Pack) ID() string {
+	_, id := split(p.Owner)
+	return id
+}
+
 // PackName returns the name of a pack.
 func PackName(owner, sum string, encrypted bool) string {
 	name := fmt.Sprintf("sandboxd-%s-pack-%s", owner, sum)

@@ -205,7 +205,7 @@ func mark(ctx context.Context, t Target, name string) (sum, list string, err err
 	}
 	sum, list, ok := parseMark(string(text), name)
 	if !ok {
-		return "", "", fmt.Errorf("%s%s on %s is not the checksum of that backup", name, Suffix, t)
+		return "", "", fmt.Errorf("%s%s on %s is not the checksum of that backup: %w", name, Suffix, t, ErrLied)
 	}
 	return sum, list, nil
 }

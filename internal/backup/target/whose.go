@@ -49,8 +49,16 @@ func (w Whose) Mine(b Backup) bool {
 // Owner is the owner of what the state writes.
 func (w Whose) Owner() string { return Owner(w.Label, w.ID) }
 
-// OwnsPacks reports whether packs of an owner are the state's to use and to remove. The host may have
-// had another name when it wrote them.
+// UsesPacks reports whether new backups of the state may use packs of an owner. Those without an ID are of a
+// release that counts only the backups that have none: started again after a rollback, it would remove
+// what it takes for packs that nobody needs.
+func (w Whose) UsesPacks(owner string) bool {
+	_, id := split(owner)
+	return id != "" && w.OwnsPacks(owner)
+}
+
+// OwnsPacks reports whether packs of an owner are the state's to remove. The host may have had another
+// name when it wrote them.
 func (w Whose) OwnsPacks(owner string) bool {
 	_, id := split(owner)
 	return w.ID != "" && id == w.ID || slices.Contains(w.Packs, owner)

@@ -178,6 +178,9 @@ func statusText(s wire.BackupStatus) string {
 	if s.RemovalRefused != "" {
 		out += "\nold     none is removed: " + s.RemovalRefused
 	}
+	if s.PacksKept != "" {
+		out += "\npacks   " + s.PacksKept
+	}
 	if s.Unknown > 0 {
 		out += fmt.Sprintf("\nunknown %s under the name of this host that this state has not written:\n"+
 			"        not counted, never removed; if no other host writes them: sandboxctl system backups adopt --all",

@@ -188,6 +188,8 @@ type BackupStatus struct {
 	UnknownNewest string `json:"unknownNewest,omitempty"`
 	// RemovalRefused is why the target let no old backup be removed after the last one; absent: it did.
 	RemovalRefused string `json:"removalRefused,omitempty"`
+	// PacksKept is why packs that nothing may need stayed after the last backup; absent: none did.
+	PacksKept string `json:"packsKept,omitempty"`
 	// AppendOnly is whether the daemon never removes anything from the target: the storage does.
 	AppendOnly bool `json:"appendOnly"`
 
