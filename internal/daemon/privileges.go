@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -118,16 +119,38 @@ func Confined() map[string]confine.Verb {
 }
 
 // boundHeap makes Go collect garbage before the daemon reaches the limit of memory of its cgroup, such as
-// MemoryMax= of its unit, where the kernel would kill it. By itself Go lets the heap double. A fourth of
-// the limit is left for children of the daemon and for what the kernel counts beside the heap. GOMEMLIMIT
-// of the environment goes before.
+// MemoryMax= of its unit, where the kernel would kill it, and before it has a fourth of the host's memory,
+// also where no cgroup has a limit. By itself Go lets the heap double, from any size on. GOMEMLIMIT of the
+// environment goes before.
 func boundHeap(log *slog.Logger) {
-	limit, err := cgroups.OwnMemoryLimit()
-	switch {
-	case err != nil:
-		log.Warn("cannot find out how much memory the daemon may use", "err", err)
-	case limit > 0 && debug.SetMemoryLimit(-1) == math.MaxInt64:
-		debug.SetMemoryLimit(limit / 4 * 3)
-		log.Info("the memory of the daemon is limited by its cgroup", "limit", limit, "heap", limit/4*3)
+	if debug.SetMemoryLimit(-1) != math.MaxInt64 {
+		return
 	}
+	limit, err := cgroups.OwnMemoryLimit()
+	total, err2 := memory("MemTotal")
+	if err = errors.Join(err, err2); err != nil {
+		log.Warn("cannot find out how much memory the daemon may use", "err", err)
+	}
+	heap := heapLimit(limit, total)
+	debug.SetMemoryLimit(heap)
+	if limit > 0 {
+		log.Info("the memory of the daemon is limited by its cgroup", "limit", limit, "heap", heap)
+	} else {
+		log.Info("the memory of the daemon has no limit but that of its heap, which follows from the host's memory", "heap", heap)
+	}
+}
+
+// leastHeap is a heap that no small host makes smaller: with 1,000 sandboxes the daemon takes 57 MB
+// (docs/benchmarks.md), and bodies that are being decoded take some tens.
+const leastHeap = 256 << 20
+
+// heapLimit is where Go is to keep the heap, with the limit of the cgroup, if there is one, and the host's
+// memory. A fourth of the limit is left for children of the daemon and for what the kernel counts
+// beside the heap: 270 KB for each sandbox.
+func heapLimit(limit, total int64) int64 {
+	heap := max(total/4, leastHeap)
+	if limit > 0 {
+		heap = min(heap, limit/4*3)
+	}
+	return heap
 }

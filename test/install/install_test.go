@@ -67,6 +67,23 @@ func TestExposure(t *testing.T) {
 	}
 }
 
+// TestMemoryLimit: the service has a limit of memory by default, at which the kernel kills one
+// process and not the whole service.
+func TestMemoryLimit(t *testing.T) {
+	b, err := os.ReadFile(unit(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"MemoryMax=50%", "OOMPolicy=continue", "OOMScoreAdjust=-900"} {
+		if !strings.Contains(string(b), "\n"+line+"\n") {
+			t.Errorf("the unit has no line %s", line)
+		}
+	}
+	if regexp.MustCompile(`(?m)^Memory(High|SwapMax)=`).Match(b) {
+		t.Error("the unit has a limit at which the kernel slows the daemon down, so that its watchdog ends it")
+	}
+}
+
 // TestMountNamespace: each of these options would give the daemon a mount
 // namespace of its own, and sandboxes' root file systems would go with it
 // (systemd.exec(5)).

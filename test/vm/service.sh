@@ -31,6 +31,8 @@ stage_1() {
   say install
   install_sandboxd
   same active "$(systemctl is-active sandboxd.service)" "the service"
+  [[ $(cat /sys/fs/cgroup/system.slice/sandboxd.service/memory.max) =~ ^[0-9]+$ ]]
+  journalctl -u sandboxd.service | grep -F "the memory of the daemon is limited by its cgroup" >/dev/null
   same "srw-rw---- root sandboxd" "$(stat -c '%A %U %G' /run/sandboxd/sandboxd.sock)" "the socket"
   same "$(readlink /proc/1/ns/mnt)" "$(readlink "/proc/$(daemon_pid)/ns/mnt")" "the host's mount namespace"
   fails "permission denied" setpriv --reuid 65534 --clear-groups sandboxctl ps
