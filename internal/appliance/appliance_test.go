@@ -295,6 +295,30 @@ func TestHalfway(t *testing.T) {
 	}
 }
 
+// TestTriggers: an installation that was cut short has left triggers of a package of the host. That package counts as
+// present, and its triggers are done.
+func TestTriggers(t *testing.T) {
+	b := newBench(t)
+	status := filepath.Join(b.root, "var/lib/dpkg/status")
+	text, err := os.ReadFile(status)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const was, is = "Package: present\nStatus: install ok installed", "Package: present\nStatus: install ok triggers-pending"
+	pending := strings.Replace(string(text), was, is, 1)
+	pending = strings.Replace(pending, "Provides: virtual", "Triggers-Pending: /usr/lib\nProvides: virtual", 1)
+	b.put("root/var/lib/dpkg/status", pending)
+	b.bundle("1.0.0", b.put("base.tar", "image"), b.deb("ta", "1.0", "Depends: present\n"))
+	b.program("sandboxctl", "exit 0")
+	if err := b.install(); err != nil {
+		t.Fatalf("%v\n%s", err, b.said)
+	}
+	out, err := exec.Command("dpkg-query", "-W", "-f", "${db:Status-Status}", "present").Output()
+	if err != nil || string(out) != "installed" {
+		t.Errorf("the package whose triggers were pending is %s, %v", out, err)
+	}
+}
+
 // TestRPM: what rpm says about missing dependencies, in its own words.
 func TestRPM(t *testing.T) {
 	said := "error: Failed dependencies:\n\tiptables is needed by sandboxd-1.0.0-1.x86_64\n\tlibseccomp >= 2.5.0 is needed by sandboxd\n"

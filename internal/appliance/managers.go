@@ -21,7 +21,11 @@ type debian struct{}
 func (debian) form() string { return ".deb" }
 
 func (debian) install(ctx context.Context, files []string, _ bool, out io.Writer) error {
-	return run(ctx, out, "dpkg", append([]string{"--force-confdef", "--force-confold", "--install"}, files...)...)
+	if err := run(ctx, out, "dpkg", append([]string{"--force-confdef", "--force-confold", "--install"}, files...)...); err != nil {
+		return err
+	}
+	// An installation that was cut short has left triggers of packages that are not in this bundle, such as ldconfig.
+	return run(ctx, out, "dpkg", "--triggers-only", "--pending")
 }
 
 func (debian) unpack(ctx context.Context, file, dir string) error {
@@ -108,7 +112,8 @@ func (debian) choose(ctx context.Context, all []packed, force bool) (files, miss
 	}
 	var installed bytes.Buffer
 	for line := range bytes.Lines(out) {
-		if rest, ok := bytes.CutPrefix(line, []byte("installed\t")); ok {
+		status, rest, _ := bytes.Cut(line, []byte("\t"))
+		if s := string(status); s == "installed" || s == "triggers-pending" { // dpkg takes both for what others need
 			installed.Write(rest)
 		}
 	}
