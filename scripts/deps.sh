@@ -21,7 +21,10 @@ if [ "${1:-}" = test ]; then
     minisign                 # a second reader of bundles' signatures
     ansible-core             # reads deploy/ansible
     qemu-system-x86 qemu-utils e2fsprogs # whole machines (test/vm)
+    qemu-system-arm debootstrap          # and those of arm64
   )
+  # The packages for arm64 are made on amd64.
+  [ "$(dpkg --print-architecture)" != amd64 ] || want+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross libseccomp-dev:arm64)
   # Any release of these will do, also one that is no Debian package.
   command -v node >/dev/null && command -v npm >/dev/null || want+=(nodejs npm)
   command -v tsc >/dev/null || want+=(node-typescript)
@@ -30,7 +33,8 @@ if [ "${1:-}" = test ]; then
 fi
 missing=()
 for p in "${want[@]}"; do
-  [ "$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
+  # One that is there for two architectures gives two lines.
+  dpkg-query -W -f='${db:Status-Status}\n' "$p" 2>/dev/null | grep -x installed >/dev/null || missing+=("$p")
 done
 [ ${#missing[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ]; then
@@ -39,6 +43,7 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 echo "installing ${missing[*]}" >&2
 export DEBIAN_FRONTEND=noninteractive
+[[ ${missing[*]} != *:arm64* ]] || dpkg --add-architecture arm64
 apt-get update -q >&2
 apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
 # Debian starts it, open to everyone who reaches port 5000. The tests start their own.

@@ -8,7 +8,9 @@
 #
 # The disk of the Debian is made once and kept in ~/.cache/sandboxd-test/vm; a story writes
 # to an overlay of it. A line "# needs: PACKAGE..." in a story asks for a Debian of its own
-# with more packages, and "# lacks: PACKAGE..." for one without some that the others have.
+# with more packages, and "# lacks: PACKAGE..." for one without some that the others have. A line
+# "# arch: arm64" asks for a machine and for packages of arm64: this needs qemu-system-arm, debootstrap,
+# cpio and what `make packages ARCH=arm64` needs, and no other story in the same run.
 #
 # Emulation is slow: a story should be one boot if it can, with few starts on runsc.
 set -euo pipefail
@@ -28,6 +30,15 @@ for s in "${stories[@]}"; do [ -f "test/vm/${s%@*}.sh" ] || fail "no story $s: t
 mkdir -p "$vm" "$cache/vm" "$cache/images"
 new=$cache/vm/new.$$ # a disk that is not complete yet
 payload=$vm/_${stories[0]} # the files under test; the "_" hides them from "./..." of go
+
+# arm64: this run is of a story for arm64.
+arm64() { grep -qx '# arch: arm64' "test/vm/${stories[0]%@*}.sh"; }
+if arm64; then
+  [ ${#stories[@]} -eq 1 ] || fail "${stories[0]} is a story for arm64, which needs files of its own: run it alone"
+  for tool in qemu-system-aarch64 debootstrap cpio; do
+    command -v $tool >/dev/null || fail "$tool is missing: apt-get install qemu-system-arm debootstrap cpio"
+  done
+fi
 
 # An interrupted run leaves no machine, no overlay and no incomplete disk.
 tidy() {
@@ -89,19 +100,25 @@ UNIT
 base() {
   local kind=plain packages=systemd-sysv,linux-image-cloud-amd64,udev,kmod,dbus,iptables,ipset,iproute2
   packages+=,procps,btrfs-progs,e2fsprogs,util-linux-extra
-  local needs lacks lock held old
+  local needs lacks lock held old make
+  make=$(declare -f debian)
+  if arm64; then kind=arm64 packages=${packages/cloud-amd64/cloud-arm64},busybox-static make=$(<test/vm/foreign.sh); fi
   needs=$(sed -n 's/^# needs: //p' "test/vm/$1.sh") lacks=$(sed -n 's/^# lacks: //p' "test/vm/$1.sh")
   for old in $lacks; do packages=,$packages, packages=${packages//,$old,/,} packages=${packages#,} packages=${packages%,}; done
   if [ -n "$needs" ]; then packages+=,${needs// /,}; fi
   if [ -n "$needs$lacks" ]; then kind=$1; fi
-  base=$cache/vm/$suite-$kind-$({ echo "$suite $packages"; declare -f debian; } | sha256sum | head -c 16)
+  base=$cache/vm/$suite-$kind-$({ echo "$suite $packages"; echo "$make"; } | sha256sum | head -c 16)
   exec {lock}>"$cache/vm/lock"
   flock "$lock"
   if ! (cd "$base" && sha256sum --status --check sums) 2>/dev/null; then
     echo "== a Debian ($suite, $kind)"
     rm -rf --one-file-system "$base" "$cache/vm"/new.* # of killed runs: no other run makes one now
     mkdir "$new"
-    suite=$suite unshare -m bash -euo pipefail -c "$(declare -f debian); debian \"\$@\"" debian "$new" "$packages"
+    if arm64; then
+      unshare -m test/vm/foreign.sh "$suite" "$new" "$packages"
+    else
+      suite=$suite unshare -m bash -euo pipefail -c "$make; debian \"\$@\"" debian "$new" "$packages"
+    fi
     (cd "$new" && sha256sum disk vmlinuz initrd >sums)
     mv -T "$new" "$base"
   fi
@@ -182,11 +199,34 @@ bundles() {
   rm -f "$payload.key" "$dir"/*.deb "$dir"/*.rpm "$dir"/*sources*
 }
 
+# foreign DIR writes to the files under test the package of arm64, and the programs that a story there
+# runs: that of the attacks, and the tests of the filters of system calls.
+foreign() {
+  local name
+  make packager
+  scripts/packages.sh arm64
+  mkdir -p "$1/build/packages" "$1/build/tests"
+  cp build/packages/sandboxd_*_arm64.deb "$1/build/packages/"
+  CGO_ENABLED=0 GOARCH=arm64 go build -trimpath -o "$1/build/guest" ./test/attacks/guest
+  for name in internal/seccomp internal/seccomp/compile pkg/oci; do
+    mkdir -p "$1/build/tests/$name"
+    cp -r "$name"/* "$1/build/tests/$name/" # tests compare with files of their package
+    CGO_ENABLED=0 GOARCH=arm64 go test -c -trimpath -o "$1/build/tests/$name/" "./$name"
+  done
+  cp -a test "$1/"
+}
+
 # payload makes the disk with the files under test, like a clone after `make build`.
 payload() {
   local dir=$payload archive
-  archive=$(image base) # each other image would take a minute of each story
   rm -rf "$dir" "$dir.disk"
+  if arm64; then
+    foreign "$dir"
+    mkfs.ext4 -q -L sandboxd -d "$dir" "$payload.disk" 1G
+    rm -rf "$dir"
+    return
+  fi
+  archive=$(image base) # each other image would take a minute of each story
   mkdir -p "$dir/build/images"
   cp -al build/bin build/man "$dir/build/"
   python3 test/vm/thin.py "$archive" "$dir/build/images/base.tar"
@@ -209,11 +249,17 @@ payload() {
 # the kernel would give up. A panic ends the machine at once.
 boot() {
   local story=$1 stage=$2 log=$vm/$1.log qemu
+  local emulator=(qemu-system-x86_64 -cpu "max,-avx,-avx2,-bmi2" -serial "file:$vm/$story.console" -serial "file:$vm/$story.serial")
+  local words="root=LABEL=root rw console=ttyS0 quiet tsc=reliable no_timer_check panic=-1 mitigations=off"
+  if arm64; then # the board has one serial line; those of PCI are ttyS0 and ttyS1, as a PC's
+    emulator=(qemu-system-aarch64 -M virt -cpu "max,pauth-impdef=on" -serial "file:$vm/$story.console" -chardev "null,id=none" -device "pci-serial,chardev=none"
+      -chardev "file,id=story,path=$vm/$story.serial" -device "pci-serial,chardev=story")
+    words=${words/ttyS0/ttyAMA0}
+  fi
   : >"$vm/$story.serial"
-  qemu-system-x86_64 -accel tcg,thread=multi -cpu max,-avx,-avx2,-bmi2 -smp 2 -m 6144 -display none -no-reboot -nic none \
-    -serial "file:$vm/$story.console" -serial "file:$vm/$story.serial" \
+  "${emulator[@]}" -accel tcg,thread=multi -smp 2 -m 6144 -display none -no-reboot -nic none \
     -kernel "$base/vmlinuz" -initrd "$base/initrd" \
-    -append "root=LABEL=root rw console=ttyS0 quiet tsc=reliable no_timer_check panic=-1 mitigations=off story=${story%@*} stage=$stage" \
+    -append "$words story=${story%@*} stage=$stage" \
     -drive "file=$vm/$story.disk,format=qcow2,if=virtio,cache=unsafe" \
     -drive "file=$payload.disk,format=raw,if=virtio,readonly=on" &
   qemu=$!

@@ -56,7 +56,7 @@ var apart = map[string]map[string][]string{
 // Debian than scripts/test-vm.sh takes by itself.
 const (
 	pushStories = "service"
-	allStories  = "service power reboot limits neighbours clock pools packages bundle upgrade deploy year " +
+	allStories  = "service power reboot limits neighbours clock pools packages bundle upgrade deploy year arm64 " +
 		"reboot@trixie packages@trixie bundle@trixie upgrade@trixie deploy@trixie"
 )
 
@@ -80,6 +80,7 @@ var costs = map[string]int{
 	"test/vm TestStory/upgrade":             900,
 	"test/vm TestStory/upgrade@trixie":      900,
 	"test/vm TestStory/year":                3600,
+	"test/vm TestStory/arm64":               1200,
 	"test/vm TestStory/bundle":              900,
 	"test/vm TestStory/bundle@trixie":       900,
 	"test/vm TestStory/deploy":              1500,

@@ -45,7 +45,7 @@ fi
 sum() { sha256sum "$1" 2>/dev/null | cut -d' ' -f1; }
 if [ -z "$record" ]; then
 	from=$(cat build.sh go.mod go.sum ./*.go precompile/*.go patches/*.patch "$sums" | sha256sum | cut -d' ' -f1)
-	cached=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/sandboxd/runsc-$from
+	cached=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/sandboxd/runsc-$arch-$from # of each architecture its own: packages of the other one evict no build
 	if [ "$(sum "$cached")" = "$want" ]; then
 		[ "$(sum "$out")" = "$want" ] || { cp "$cached" "$out.tmp.$$" && mv "$out.tmp.$$" "$out"; }
 		exit 0
@@ -107,6 +107,6 @@ if [ "$got" != "$want" ]; then
 	exit 1
 fi
 mkdir -p "$(dirname "$cached")"
-rm -f "$(dirname "$cached")"/runsc-* # of other sources
+rm -f "$(dirname "$cached")/runsc-$arch"-* # of other sources
 cp "$tmp" "$cached.$$" && mv "$cached.$$" "$cached"
 mv "$tmp" "$out"
