@@ -233,6 +233,7 @@ payload() {
   if told packages; then packages "$dir"; fi
   if told bundle; then bundles "$dir"; fi
   if told upgrade || told year; then test/vm/releases.sh "$dir/build/releases"; fi
+  if told limits; then CGO_ENABLED=0 go build -trimpath -o "$dir/build/guest" ./test/attacks/guest; fi
   if told pools; then go test -c -tags seccomp -o "$dir/build/snapshot.test" ./pkg/snapshot; fi
   if told deploy; then test/vm/deployed.sh "$dir/build/deploy" "$dir/build/images/base.tar"; fi
   cp -a deploy scripts systemd rootfs test docs README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md LICENSE THIRD_PARTY.md "$dir/"

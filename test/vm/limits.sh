@@ -14,6 +14,17 @@ ends_with() {
   sandboxctl rm -f "$id"
 }
 
+# ends_by_guest REASON ARGS...: a sandbox on runc in which the program of the attacks runs with ARGS ends for this reason.
+ends_by_guest() {
+  local reason=$1 id
+  shift
+  id=$(sandboxctl create base --runtime runc --memory 128Mi)
+  sandboxctl cp /mnt/sandboxd/build/guest "$id:/guest"
+  sandboxctl exec -d "$id" -- /guest "$@"
+  eventually 60 sh -c "sandboxctl ps -a --no-trunc | grep '^$id' | grep -q 'Failed ($reason)'"
+  sandboxctl rm -f "$id"
+}
+
 # seconds COMMAND...: prints how many whole seconds the command takes.
 seconds() {
   local start=$SECONDS
@@ -66,6 +77,10 @@ stage_1() {
   ends_with disk_full --runtime runc --disk 32Mi base -- dd if=/dev/zero of=/var/x bs=64k count=2000
   ends_with oom --runtime runc --memory 64Mi base -- bash -c 'x=$(head -c 300M /dev/zero | tr "\0" x)'
   fails "disk_full" sandboxctl run --runtime runc --disk 32Mi base -- dd if=/dev/zero of=/var/x bs=64k count=2000
+
+  say memory of the kernel
+  for kind in netlink icmp udp-errors; do ends_by_guest kernel_memory unread $kind 160; done
+  ends_by_guest oom unread-tcp 240 # v2 charges the cgroup with it
 
   say read-only roots
   for runtime in runc runsc; do
