@@ -52,8 +52,8 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), bundleCommand(), configCommand(), doctorCommand(), poolCommand(), restoreCommand(), rollbackCommand(),
-		sbomCommand(), settleCommand(), supportCommand(), teardownCommand(), upgradeCommand(), versionsCommand())
+	root.AddCommand(serveCommand(), bundleCommand(), configCommand(), doctorCommand(), escrowCommand(), poolCommand(), restoreCommand(),
+		rollbackCommand(), sbomCommand(), settleCommand(), supportCommand(), teardownCommand(), upgradeCommand(), versionsCommand())
 	return root
 }
 

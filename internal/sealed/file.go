@@ -164,6 +164,20 @@ func readOwn(file string) ([]byte, error) {
 	return read(file)
 }
 
+// Text returns all keys of a key file, as they are written there. It fails as Open does, and changes nothing. The
+// caller clears the text.
+func Text(file string) ([]byte, error) {
+	text, err := readOwn(file)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := parse(file, bytes.Clone(text)); err != nil {
+		clear(text)
+		return nil, err
+	}
+	return text, nil
+}
+
 // removeHalf removes what durable.Write leaves when it does not come to its end.
 func removeHalf(file string) error {
 	if err := os.Remove(file + ".new"); err != nil && !errors.Is(err, fs.ErrNotExist) {

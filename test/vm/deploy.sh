@@ -28,8 +28,9 @@ refused() {
 }
 
 stage_1() {
-  local box pid before
+  local box pid before secret
   uplink
+  secret=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
   cat >/root/play.yml <<'YAML'
 - hosts: localhost
   gather_facts: false
@@ -48,6 +49,9 @@ sandboxd_config:
 sandboxd_files:
   - {name: api-keys, content: "a-s3cret-word\n"}
 sandboxd_users: [games]
+sandboxd_secrets_key: $secret
+sandboxd_escrow_recipients: [age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p]
+sandboxd_escrow_file: /srv/sandboxd.key.age
 YAML
 
   say "a bare host: another key, and a configuration that sandboxd refuses"
@@ -68,6 +72,9 @@ YAML
   same "644 root" "$(stat -c '%a %U' /etc/sandboxd/config.toml)" "the configuration"
   same sandboxd "$(id -Gn games | tr ' ' '\n' | grep sandboxd)" "the user's group"
   cmp $made/bundle.pub /etc/sandboxd/bundle.pub
+  same "$secret 600" "$(cat /var/lib/sandboxd/sandboxd.key) $(stat -c %a /var/lib/sandboxd/sandboxd.key)" "the key of the secrets"
+  fails "" grep "$secret" /root/play.log
+  same "age-encryption.org/v1 600" "$(head -n 1 /srv/sandboxd.key.age) $(stat -c %a /srv/sandboxd.key.age)" "the key in escrow"
   same $((2 << 30)) "$(stat -c %s /var/lib/sandboxd/pool.img)" "the size of the pool"
   same 42 "$(sandboxctl run --runtime runc base -- sh -c 'echo $((6*7))')" "runc"
   same 42 "$(sandboxctl run --runtime runsc base -- sh -c 'echo $((6*7))')" "runsc"
