@@ -21,6 +21,8 @@ import (
 type needs struct {
 	packs  map[string]bool
 	unread []unread
+	// What was known of backups of others before, and what is now.
+	was, known map[string][]string
 }
 
 // An unread is a backup of which nobody here can say what it needs.
@@ -61,7 +63,9 @@ func (k *Keeper) prune(ctx context.Context, all []target.Backup, also map[string
 	var unknown error
 	spared := 0
 	p.packs, p.bytes, err = chunks.Prune(ctx, k.Target, w, func() (func(string) bool, error) {
-		n, unknown = k.needs(ctx, w, all)
+		if n, unknown = k.needs(ctx, w, all); unknown == nil {
+			k.writeKnown(w, n.was, n.known) // not at a check: it asks for its own backups only
+		}
 		return func(pack string) bool {
 			if n.packs[pack] || also[pack] {
 				return true
@@ -110,14 +114,12 @@ func (n *needs) text(w target.Whose) (out string) {
 
 // needs finds out what whole backups need. The error is that of a target that cannot be reached.
 func (k *Keeper) needs(ctx context.Context, w target.Whose, all []target.Backup) (n needs, err error) {
-	n.packs = map[string]bool{}
-	known := k.readKnown(w)
-	next := map[string][]string{}
+	n = needs{packs: map[string]bool{}, was: k.readKnown(w), known: map[string][]string{}}
 	for _, b := range all {
 		if !b.Whole { // it counts for nothing
 			continue
 		}
-		packs, was := known[b.Name]
+		packs, was := n.was[b.Name]
 		foreign := !w.Mine(b)
 		if !foreign || !was {
 			if packs, err = k.packsOf(ctx, b); err != nil {
@@ -136,13 +138,12 @@ func (k *Keeper) needs(ctx context.Context, w target.Whose, all []target.Backup)
 				p, _ := target.ParsePack(name)
 				return !w.OwnsPacks(p.Owner)
 			})
-			next[b.Name] = packs
+			n.known[b.Name] = packs
 		}
 		for _, p := range packs {
 			n.packs[p] = true
 		}
 	}
-	k.writeKnown(w, known, next)
 	return n, nil
 }
 

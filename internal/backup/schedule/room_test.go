@@ -212,6 +212,8 @@ func TestForeignDamage(t *testing.T) {
 	}
 	fresh()
 	h.now(t)
+	_, err = h.Check(t.Context()) // of its own alone
+	must(t, err)
 	h.Keeper = New(h.Config)
 	fresh()
 	h.now(t)
