@@ -81,10 +81,16 @@ func (k *Keeper) removable(names []string, mine, all []target.Backup) (gone []ta
 		}
 	}
 	whole := func(b target.Backup) bool { return b.Whole }
-	if slices.ContainsFunc(gone, whole) &&
-		!slices.ContainsFunc(mine, func(b target.Backup) bool { return b.Whole && !slices.Contains(gone, b) }) {
-		return nil, errs.New(errs.WrongState, "this state would be left without a whole backup, so none was removed: take another before, "+
-			"by `sandboxctl system backups now`")
+	wrote := func(b target.Backup) bool { return b.Whole && w.Of(b) == target.Own }
+	if takesLast(mine, gone, whole) || takesLast(mine, gone, wrote) { // an adopted one may have the data of a host that is gone
+		return nil, errs.New(errs.WrongState, "this state would be left without a whole backup that it has written, so none was removed: "+
+			"take another before, by `sandboxctl system backups now`")
 	}
 	return gone, nil
+}
+
+// takesLast reports whether those that go are the last ones of a kind.
+func takesLast(mine, gone []target.Backup, kind func(target.Backup) bool) bool {
+	return slices.ContainsFunc(gone, kind) &&
+		!slices.ContainsFunc(mine, func(b target.Backup) bool { return kind(b) && !slices.Contains(gone, b) })
 }

@@ -273,6 +273,11 @@ func TestRemove(t *testing.T) {
 	if _, err := h.Adopt(t.Context(), []string{unknown}); err != nil {
 		t.Error(err)
 	}
+	for _, these := range [][]string{names[2:3], {names[2], unknown}} { // the adopted one is not of this host's data
+		if r, err := h.Remove(t.Context(), these); !errs.Is(err, errs.WrongState) || len(r.Backups) > 0 {
+			t.Errorf("the last that it has written: %+v, %v", r, err)
+		}
+	}
 	if r, err := h.Remove(t.Context(), []string{unknown}); err != nil || len(r.Backups) != 1 {
 		t.Errorf("one that is adopted: %+v, %v", r, err)
 	}
