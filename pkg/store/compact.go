@@ -117,11 +117,14 @@ func (c *compaction) into(tmp string, used int64) (err error) {
 		return err
 	}
 	b.NoSync = true // until all is there
-	if err = errors.Join(fill(tmp, c.o.Reserve), failpoint.Pass("store:compact")); err == nil {
+	if err = failpoint.Pass("store:compact"); err == nil {
 		err = bbolt.Compact(b, c.bolt, compactStep)
 	}
 	if err == nil {
 		err = same(c.bolt, b)
+	}
+	if err == nil { // the free pages of the other file were room on a full disk
+		err = fill(b, c.o.Reserve)
 	}
 	if err = errors.Join(err, b.Close()); err != nil {
 		return err

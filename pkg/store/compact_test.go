@@ -182,6 +182,36 @@ func TestCompactFullDisk(t *testing.T) {
 	}
 }
 
+// TestFullDiskAfterStart: a start leaves room in the file, whether it made it smaller or bbolt had
+// grown it. When other programs then fill the disk, records can be deleted, and many written.
+func TestFullDiskAfterStart(t *testing.T) {
+	hosttest.Root(t)
+	for _, c := range []struct {
+		records, deleted int
+		says             string
+	}{{40, 25, "made the state file smaller"}, {20, 0, ""}} {
+		dir := hosttest.SmallDisk(t, "size=120m")
+		path := filepath.Join(dir, "sandboxd.db")
+		hollow(t, path, c.records, c.deleted)
+		var log bytes.Buffer
+		db := openTest(t, path, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if said := log.String(); !strings.Contains(said, c.says) || c.says == "" && said != "" {
+			t.Errorf("%d records: the log has %q", c.records, said)
+		}
+		hosttest.FillDisk(t, dir)
+		if err := db.Delete(t.Context(), fmt.Sprintf("d%011d", c.records-1)); err != nil {
+			t.Errorf("%d records: delete on a full disk: %v", c.records, err)
+		}
+		for i := range 200 {
+			r := record.Record{ID: fmt.Sprintf("e%011d", i), State: record.Ended, LastOutput: strings.Repeat("x", 16<<10)}
+			if err := db.Insert(t.Context(), &r); err != nil {
+				t.Fatalf("%d records: insert %d on a full disk: %v", c.records, i, err)
+			}
+		}
+		closeTest(t, db)
+	}
+}
+
 // TestOpenAfterReplacement: a process that waited for the lock of a file which was replaced
 // in that time opens the new one.
 func TestOpenAfterReplacement(t *testing.T) {

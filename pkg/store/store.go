@@ -58,7 +58,7 @@ import (
 // migrations bring one with an older one forward (migrate.go).
 const Schema = 6
 
-// reserve is how much of the file is written in advance: about two thousand
+// reserve is the room that a start makes in the file in advance: for about two thousand
 // records of 2 KiB, twice, since bbolt copies what it changes.
 const reserve = 8 << 20
 
@@ -87,7 +87,7 @@ var (
 type Options struct {
 	Slots   int           // how many sandboxes there can be; instance.MaxSlots if zero
 	Wait    time.Duration // for the lock of another process; 1 s if zero
-	Reserve int64         // bytes to write in advance; 8 MiB if zero, none if negative
+	Reserve int64         // bytes of room to make in advance; 8 MiB if zero, none if negative
 	Log     *slog.Logger  // slog.Default if nil
 }
 
@@ -178,8 +178,7 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 		return nil, err
 	}
 	db.bolt = b
-	// Before bbolt grows the file itself, by making a hole.
-	if err := fill(path, o.Reserve); err != nil {
+	if err := fill(b, o.Reserve); err != nil {
 		o.Log.Warn("could not reserve room for the state file", "path", path, "err", err)
 	}
 	if err := db.migrate(); err != nil {
@@ -298,20 +297,39 @@ func damaged(path string, err error) error {
 		"deleted), or restore a copy", path, err)
 }
 
-// fill writes zeros from the end of the file up to size. bbolt takes the room
-// as its own when it needs it.
-func fill(path string, size int64) error {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+// fill makes room on the disk for so many bytes more than are in use: free pages, and zeros
+// after the last page. There bbolt makes a hole when it grows the file, and a write into a
+// hole fails on a full disk, also the one that deletes a record.
+func fill(b *bbolt.DB, room int64) error {
+	_, used, err := sizes(b)
+	if err != nil {
+		return err
+	}
+	var end int64 // of the last page
+	if err := b.View(func(tx *bbolt.Tx) error { end = tx.Size(); return nil }); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(b.Path(), os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close() //nolint:errcheck // synced below
 	fi, err := f.Stat()
-	if err != nil || fi.Size() >= size {
+	if err != nil {
 		return err
 	}
-	if _, err := f.WriteAt(make([]byte, size-fi.Size()), fi.Size()); err != nil {
-		return errors.Join(err, f.Truncate(fi.Size()))
+	from := fi.Size()
+	if from > end {
+		if from, err = f.Seek(end, unix.SEEK_HOLE); err != nil { // the size, if there is none
+			return err
+		}
+	}
+	to := used + room
+	if from >= to {
+		return nil
+	}
+	if _, err := f.WriteAt(make([]byte, to-from), from); err != nil {
+		return errors.Join(err, f.Truncate(from), f.Truncate(fi.Size()))
 	}
 	return f.Sync()
 }
