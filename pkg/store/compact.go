@@ -41,11 +41,15 @@ type compaction struct {
 // run returns the file to use: another one by the same name, or the one it was given. That
 // is closed if it returns another one, and stays open if it fails.
 func (c *compaction) run() (*bbolt.DB, error) {
-	tmp := compactName(c.path)
 	size, used, err := sizes(c.bolt)
 	if err != nil {
 		return nil, err
 	}
+	// A name that is a link stays one: the file that it names is replaced.
+	if c.path, err = filepath.EvalSymlinks(c.path); err != nil {
+		return nil, fmt.Errorf("find the state file that a link names: %w", err)
+	}
+	tmp := compactName(c.path)
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.o.Log.Warn("could not remove what a compaction of the state file left", "path", tmp, "err", err)
 		return c.bolt, nil

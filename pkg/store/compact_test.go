@@ -182,6 +182,31 @@ func TestCompactFullDisk(t *testing.T) {
 	}
 }
 
+// TestCompactLink: a state file that is a link to one elsewhere stays a link, and the file
+// there becomes smaller. Nothing is left in either directory.
+func TestCompactLink(t *testing.T) {
+	file, link := filepath.Join(fast(t), "elsewhere.db"), filepath.Join(fast(t), "sandboxd.db")
+	held := hollowed(t, file)
+	if err := os.Symlink(file, link); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		db := openTest(t, link, Options{})
+		if contents(t, db) != held {
+			t.Error("it holds something else")
+		}
+		closeTest(t, db)
+		if to, err := os.Readlink(link); err != nil || to != file || sizeOf(t, file) > 16<<20 {
+			t.Errorf("it is a link to %q, %v, and the file has %d bytes", to, err, sizeOf(t, file))
+		}
+	}
+	for _, path := range []string{file, link} {
+		if all, err := os.ReadDir(filepath.Dir(path)); err != nil || len(all) != 1 {
+			t.Errorf("beside %s: %v, %v", path, all, err)
+		}
+	}
+}
+
 // TestFullDiskAfterStart: a start leaves room in the file, whether it made it smaller or bbolt had
 // grown it. When other programs then fill the disk, records can be deleted, and many written.
 func TestFullDiskAfterStart(t *testing.T) {
