@@ -127,9 +127,12 @@ func TestReimaged(t *testing.T) {
 }
 
 // TestCopies: of two hosts with copies of one disk none removes what the other has written: at once if
-// their machines differ, and as soon as both have written if nothing tells them apart.
+// their machines differ, and as soon as both have written if nothing tells them apart. Nor does one need packs
+// that the other may remove.
 func TestCopies(t *testing.T) {
-	for what, machine := range map[string]string{"another machine": "m2", "nothing tells them apart": "m1"} {
+	for what, c := range map[string]struct{ machine, name string }{
+		"another machine": {"m2", "box"}, "nothing tells them apart": {"m1", "box"}, "only the name does": {"m1", "other"},
+	} {
 		t.Run(what, func(t *testing.T) {
 			first := newDataHost(t, Config{Keep: Limits{Count: 3}})
 			a := boot(t, first, first.Dir, "m1")
@@ -138,15 +141,19 @@ func TestCopies(t *testing.T) {
 			}
 			must(t, a.db.Close())
 			id := a.Whose().ID
-			b := copyOf(t, a, machine)
+			b := copyOf(t, a, c.machine)
+			b.Label, b.files = target.Label(here.Instance, c.name), t.TempDir()
+			must(t, os.CopyFS(b.files, os.DirFS(a.files)))
 			a = boot(t, a, a.Dir, "m1")
-			if a.Whose().ID != id || (b.Whose().ID == id) != (machine == "m1") {
+			if a.Whose().ID != id || (b.Whose().ID == id) != (c.machine == "m1") {
 				t.Errorf("it was %s; then they are %s and %s", id, a.Whose().ID, b.Whose().ID)
 			}
 			var wrote []target.Backup
 			for range 3 {
 				b.clock = b.clock.Add(time.Minute)
 				b.write("small", 100)
+				must(t, os.Remove(filepath.Join(b.files, "large"))) // so it needs nothing of the common past
+				b.write("large", 2<<20)
 				wrote = append(wrote, b.now(t), a.now(t))
 			}
 			if a.Whose().ID == b.Whose().ID {

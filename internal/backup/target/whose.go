@@ -49,12 +49,13 @@ func (w Whose) Mine(b Backup) bool {
 // Owner is the owner of what the state writes.
 func (w Whose) Owner() string { return Owner(w.Label, w.ID) }
 
-// UsesPacks reports whether new backups of the state may use packs of an owner. Those without an ID are of a
-// release that counts only the backups that have none: started again after a rollback, it would remove
-// what it takes for packs that nobody needs.
+// UsesPacks reports whether new backups of the state may use packs of an owner: only of its own ID, though it may
+// own others. Those of a common past are also the packs of a copy of this state, which does not look at what this
+// one needs. Those without an ID are of a release that counts only the backups that have none: started again after a
+// rollback, it would remove what it takes for packs that nobody needs.
 func (w Whose) UsesPacks(owner string) bool {
 	_, id := split(owner)
-	return id != "" && w.OwnsPacks(owner)
+	return id != "" && id == w.ID
 }
 
 // OwnsPacks reports whether packs of an owner are the state's to remove. The host may have had another
