@@ -238,8 +238,9 @@ func userspace(ctx context.Context, log *slog.Logger) string {
 
 // hostEnds is sandbox.Config.HostEnds.
 func hostEnds(log *slog.Logger) func(ctx context.Context) bool {
+	ending := systemd.NewShared(systemd.Ending)
 	return func(ctx context.Context) bool {
-		ends, err := systemd.Ending(ctx)
+		ends, err := ending.Ask(ctx)
 		if err != nil {
 			log.Warn("a sandbox ended, and whether the host does is not known", "err", err)
 		}
