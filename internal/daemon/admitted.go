@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -206,7 +205,7 @@ func openForks(d *Daemon) {
 	d.forks = fork.New(ctx, fork.Config{
 		Instance: d.cfg.Instance, Sandboxes: sandboxes, Snapshots: d.manager.Snapshots(), Fits: sandboxes.Fits,
 		Vault: vaultOfCopies(d), MemoryHeld: d.cgroups.MemoryHeld, Log: d.log,
-		AtOnce: d.cfg.Limits.MaxCreating, Await: admission.CPU{CPUs: runtime.NumCPU(), Runnable: admission.Runnable}.Await,
+		AtOnce: d.cfg.Limits.MaxCreating, Await: admission.CPU{Load: admission.Load}.Await,
 	})
 	d.onClose(func() error {
 		cancel()

@@ -54,8 +54,9 @@ type Config struct {
 	MemoryHeld func(id string) (int64, error)
 	// AtOnce is how many copies of one fork come up at once; 0 is all. The others have no record yet.
 	AtOnce int
-	// Await waits until the host has CPU for one more copy, and fails if that takes too long. May be nil.
-	Await func(context.Context) error
+	// Await waits until the host has CPU for one more copy. If that takes too long, the host is still busy: the
+	// next copy is then begun when no other one of its fork comes up. May be nil.
+	Await func(context.Context) (busy bool, err error)
 	Log   *slog.Logger
 }
 
@@ -85,7 +86,7 @@ type Request struct {
 	// Copies are the specifications of the copies, which lack only what the snapshot gives them.
 	Copies []record.Spec
 	Once   record.Request
-	// Held says that clients hold the fork (Hold): when the last of them leaves, no further copy is begun.
+	// Held says that clients hold the fork (Hold): when the last of them has left, no further copy is begun.
 	Held bool
 
 	vault bool // the source has a credential vault
@@ -107,7 +108,12 @@ type State struct {
 	// alone ends the begin of copies, with errAlone; nil unless clients hold the fork.
 	alone   context.CancelCauseFunc
 	holders int // clients that hold it
+	held    int // how often a client began to hold it
 }
+
+// grace is how long a fork goes on that its last holder has left, if the request has a key: a client whose
+// connection was cut repeats the request, and holds the fork again.
+const grace = 20 * time.Second
 
 // errAlone is why copies were not begun that no client waits for any more.
 var errAlone = errs.New(errs.Unavailable, "the client that asked for it left, so it and the copies after it were not begun; those before "+
@@ -313,11 +319,27 @@ func (f *Forks) turn(ctx context.Context, turns chan struct{}) error {
 	case turns <- struct{}{}:
 	case <-ctx.Done():
 	}
-	err := context.Cause(ctx)
-	if err == nil && f.c.Await != nil {
-		err = f.c.Await(ctx)
+	if err := context.Cause(ctx); err != nil || f.c.Await == nil {
+		return err
+	}
+	busy, err := f.c.Await(ctx)
+	if err == nil && busy {
+		err = last(ctx, turns)
 	}
 	return err
+}
+
+// last waits until only one of turns is taken: it takes the others, and gives them back.
+func last(ctx context.Context, turns chan struct{}) error {
+	for range cap(turns) - 1 {
+		select {
+		case turns <- struct{}{}:
+			defer func() { <-turns }()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
 }
 
 // incomplete is the error of a fork some of whose copies failed. Its text is about the first one.
@@ -419,15 +441,30 @@ func (f *Forks) Await(ctx context.Context, id string) (State, error) {
 }
 
 // Hold is Await for a client that the fork is made for. If ctx ends and no other client holds the fork, no
-// further copy is begun.
+// further copy is begun. A fork whose request has a key goes on for a grace first, in which a repeat may hold it.
 func (f *Forks) Hold(ctx context.Context, id string) (State, error) {
-	f.update(id, func(s *State) { s.holders++ })
+	f.update(id, func(s *State) { s.holders++; s.held++ })
 	defer f.update(id, func(s *State) {
-		if s.holders--; s.holders == 0 && s.alone != nil && ctx.Err() != nil {
+		if s.holders--; s.holders > 0 || s.alone == nil || ctx.Err() == nil {
+			return
+		}
+		if s.Once.Key == "" {
+			s.alone(errAlone)
+			return
+		}
+		left := s.held
+		time.AfterFunc(grace, func() { f.leave(id, left) })
+	})
+	return f.Await(ctx, id)
+}
+
+// leave ends the begin of copies if no client has held the fork since its grace began.
+func (f *Forks) leave(id string, held int) {
+	f.update(id, func(s *State) {
+		if s.held == held {
 			s.alone(errAlone)
 		}
 	})
-	return f.Await(ctx, id)
 }
 
 // add adds a copy that the host has.

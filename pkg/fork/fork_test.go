@@ -32,6 +32,7 @@ type host struct {
 	hold   chan struct{} // if set, a copy comes up when it is closed
 	taking chan struct{} // if set, a snapshot is ready when it is closed
 	slow   time.Duration // how long it takes to begin a snapshot
+	comes  time.Duration // how long a copy takes to come up
 	unmade int           // deletions of snapshots that were asked for
 }
 
@@ -55,6 +56,7 @@ func (h *host) Create(ctx context.Context, s record.Spec) (record.Record, error)
 }
 
 func (h *host) Await(ctx context.Context, id string) (record.Record, error) {
+	time.Sleep(h.comes)
 	if h.hold != nil {
 		select {
 		case <-ctx.Done():
@@ -542,22 +544,130 @@ func TestHolderLeaves(t *testing.T) {
 	}
 }
 
-// TestBusy: a fork begins no copy while the host has no CPU for it, and gives up when that takes too long.
-func TestBusy(t *testing.T) {
-	h := newHost()
-	n := 0
-	f := h.forks(t, func(c *Config) {
-		c.Await = func(context.Context) error {
-			if n++; n > 2 {
-				return errs.New(errs.Exhausted, "588 threads")
+// TestHolderComesBack: a fork whose request has a key goes on for a grace when its last client has left. A repeat that
+// holds it in that time has the whole fork, and a later one what was begun.
+func TestHolderComesBack(t *testing.T) {
+	const each = 8 * time.Second // how long a copy takes to come up
+	for _, c := range []struct {
+		back []time.Duration // when clients hold it again, after the first was cut; all but the last are cut after a second
+		made int
+	}{
+		{nil, 3}, // at 0, 8 and 16 s
+		{[]time.Duration{grace - time.Second}, 6},
+		{[]time.Duration{grace - 5*time.Second, grace + 10*time.Second}, 6},
+		{[]time.Duration{grace + time.Second}, 3},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHost()
+			h.comes = each
+			f := h.forks(t, func(c *Config) { c.AtOnce = 1 })
+			q := keyed("key", "body", 6)
+			q.Held = true
+			s, err := f.Begin(t.Context(), q)
+			if err != nil {
+				t.Fatal(err)
 			}
-			return nil
+			start := time.Now()
+			cut := func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if s, err := f.Hold(ctx, s.ID); err != nil || s.Phase != Creating {
+					t.Errorf("cut after %s: %+v, %v", time.Since(start), s, err)
+				}
+			}
+			cut()
+			for i, at := range c.back {
+				time.Sleep(time.Second + at - time.Since(start))
+				if i < len(c.back)-1 {
+					cut()
+				} else if again, ok, err := f.ByKey(t.Context(), "key"); !ok || err != nil || again.ID != s.ID {
+					t.Errorf("%v: %+v, %v", c.back, again, err)
+				} else if _, err := f.Hold(t.Context(), s.ID); err != nil {
+					t.Error(err)
+				}
+			}
+			s, err = f.Await(t.Context(), s.ID)
+			if err != nil || len(s.Copies) != c.made || (s.Phase == Ready) != (c.made == 6) ||
+				c.made < 6 && !strings.Contains(s.Message, "copy 4: the client that asked for it left") {
+				t.Errorf("%v: %+v, %v", c.back, s, err)
+			}
+		})
+	}
+}
+
+// TestBusy: on a host that stays busy, a fork makes one copy at a time, and all of them. When it is busy no more, a few
+// come up at once again.
+func TestBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const waits = 30 * time.Second
+		h := newHost()
+		h.comes = 45 * time.Second
+		var busy bool
+		var begun []int // when, in seconds
+		start := time.Now()
+		f := h.forks(t, func(c *Config) {
+			c.AtOnce = 3
+			c.Await = func(context.Context) (bool, error) {
+				if begun = append(begun, int(time.Since(start).Seconds())); busy {
+					time.Sleep(waits)
+				}
+				return busy, nil
+			}
+		})
+		time.AfterFunc(time.Second/2, func() { busy = true })
+		time.AfterFunc(200*time.Second, func() { busy = false })
+		if s := whole(t, f, request(1)); s.Phase != Ready || time.Since(start) != h.comes { // it was not yet busy
+			t.Errorf("after %s: %+v", time.Since(start), s)
+		}
+		s, err := f.Begin(t.Context(), request(7))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err = f.Await(t.Context(), s.ID); err != nil || s.Phase != Ready || len(s.Copies) != 7 {
+			t.Errorf("%+v, %v", s, err)
+		}
+		var at []int
+		for _, c := range s.Copies {
+			at = append(at, int(c.Now.Created.Sub(start).Seconds()))
+		}
+		// Each waits half a minute for the CPUs, and then for the one before it.
+		if want := []int{75, 120, 165, 210, 210, 210, 255}; !slices.Equal(at, want) {
+			t.Errorf("copies were begun at %v, want %v; asked at %v", at, want, begun)
 		}
 	})
-	s := whole(t, f, request(200))
-	if s.Phase != Failed || len(s.Copies) != 2 || n != 3 || s.Message != "198 of 200 copies could not be made; copy 3: 588 threads" {
-		t.Errorf("%+v, after %d questions", s, n)
-	}
+}
+
+// TestBusyLeft: what waits for a busy host ends with its client, and an error is one of the copies that it is about.
+func TestBusyLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.hold = make(chan struct{})
+		f := h.forks(t, func(c *Config) {
+			c.AtOnce = 2
+			c.Await = func(context.Context) (bool, error) { return true, nil }
+		})
+		q := request(5)
+		q.Held = true
+		s, err := f.Begin(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		time.AfterFunc(time.Minute, leave)
+		if s, err = f.Hold(ctx, s.ID); err != nil || s.Message != "0 of 5 copies are made, 1 under way" {
+			t.Errorf("%+v, %v", s, err)
+		}
+		synctest.Wait()
+		close(h.hold)
+		if s, err = f.Await(t.Context(), s.ID); err != nil || s.Phase != Failed || len(s.Copies) != 1 {
+			t.Errorf("%+v, %v", s, err)
+		}
+
+		f.c.Await = func(context.Context) (bool, error) { return false, errs.New(errs.Internal, "no /proc") }
+		if s := whole(t, f, request(2)); s.Phase != Failed || s.Message != "2 of 2 copies could not be made; copy 1: no /proc" {
+			t.Errorf("%+v", s)
+		}
+	})
 }
 
 // TestClientLeaves: a fork that no client holds goes on without its client.

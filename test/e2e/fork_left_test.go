@@ -3,7 +3,9 @@ package e2e_test
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 // TestForkLeft: when the client of a fork ends in the middle, however, no further copy is begun, and those that
@@ -18,6 +21,7 @@ import (
 func TestForkLeft(t *testing.T) {
 	const count = 12
 	h := newHost(t, daemontest.Options{Config: []string{"[limits]", "max_creating = 1", "max_sandboxes = 20"}})
+	turn := h.newHeldTurn(t)
 	for _, runtime := range runtimes {
 		l := &lab{host: h, T: t, runtime: runtime}
 		origin := h.create(t, spec(runtime)).ID
@@ -28,6 +32,7 @@ func TestForkLeft(t *testing.T) {
 		}
 		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
 			t.Run(runtime+"/"+sig.String(), func(t *testing.T) {
+				release := turn.hold(t)
 				var errout bytes.Buffer
 				args := append([]string{"--host", "unix://" + h.Socket}, fork...)
 				cmd := exec.CommandContext(t.Context(), daemontest.Bin("sandboxctl"), args...)
@@ -36,16 +41,15 @@ func TestForkLeft(t *testing.T) {
 					t.Fatal(err)
 				}
 				var of *wire.ForkOf
-				eventually(t, patience, func() error { // until a copy runs
+				eventually(t, patience, func() error { // until the first copy waits for the turn that is held
 					for _, sb := range h.copies(t) {
-						if of = sb.Sandboxd.Fork; sb.Status.State == wire.Running {
-							return nil
-						}
+						of = sb.Sandboxd.Fork
+						return nil
 					}
-					return fmt.Errorf("no copy runs: %s", &errout)
+					return fmt.Errorf("no copy is begun: %s", &errout)
 				})
 				if f, err := h.api.Snapshots().GetFork(t.Context(), of.ID); err != nil || f.Status.State != wire.ForkCreating ||
-					!strings.Contains(f.Status.Message, "of 12 copies are made") {
+					f.Status.Message != "0 of 12 copies are made, 1 under way" {
 					t.Errorf("in the middle: %+v, %v", f.Status, err)
 				}
 				if err := cmd.Process.Signal(sig); err != nil {
@@ -54,6 +58,7 @@ func TestForkLeft(t *testing.T) {
 				if err := cmd.Wait(); err == nil {
 					t.Error("an interrupted fork says that it is whole")
 				}
+				release()
 				var f wire.Fork
 				eventually(t, patience, func() (err error) {
 					if f, err = h.api.Snapshots().GetFork(t.Context(), of.ID); err == nil && f.Status.State == wire.ForkCreating {
@@ -69,7 +74,7 @@ func TestForkLeft(t *testing.T) {
 				for _, sb := range all {
 					h.answers(t, sb.ID)
 				}
-				h.noSnapshots(t)
+				h.noSnapshots(t, turn.snap)
 				h.deleteAll(t, origin)
 				h.holdsOnly(t, before)
 			})
@@ -88,6 +93,61 @@ func TestForkLeft(t *testing.T) {
 		})
 		l.wants(l.ctl("fork", origin, "-n", "200"), 125, "16 would fit")
 		h.deleteAll(t)
+	}
+	turn.remove(t)
+}
+
+// heldTurn holds the only turn of a host that brings up one sandbox at a time (max_creating = 1).
+type heldTurn struct {
+	host
+	snap  string
+	pages string // a FIFO, in place of a file of the snapshot's memory
+}
+
+func (h host) newHeldTurn(t *testing.T) heldTurn {
+	t.Helper()
+	snap, err := h.api.Snapshots().CreateWithMemory(t.Context(), h.create(t, spec("runsc")).ID, "", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.deleteAll(t)
+	turn := heldTurn{h, snap.ID, filepath.Join(h.StateDir, "pool", pool.MemoryDir, snap.ID, "pages.img")}
+	if err := os.Rename(turn.pages, turn.pages+".whole"); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(turn.pages, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return turn
+}
+
+// hold returns when a sandbox has the turn that comes up no further. It fails, and the turn is free, with release.
+func (l heldTurn) hold(t *testing.T) (release func()) {
+	t.Helper()
+	sb, err := l.api.Create(t.Context(), recalled(l.snap, "turn"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w *os.File
+	eventually(t, patience, func() (err error) { // until it reads its memory
+		w, err = os.OpenFile(l.pages, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+		return err
+	})
+	return func() {
+		w.Close()
+		l.awaitState(t, sb.ID, wire.Failed, patience)
+		l.deletes(t, sb.ID)
+	}
+}
+
+// remove removes the snapshot, whole.
+func (l heldTurn) remove(t *testing.T) {
+	t.Helper()
+	if err := os.Rename(l.pages+".whole", l.pages); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.api.Snapshots().Remove(t.Context(), l.snap); err != nil {
+		t.Error(err)
 	}
 }
 

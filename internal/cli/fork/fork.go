@@ -47,7 +47,7 @@ Published ports are not copied. Its entrypoint is started. With --memory, it als
 memory and the processes of SANDBOX, which must run on gVisor: they go on where they were,
 in each copy. SANDBOX itself goes on, too.
 
-A few copies come up at once, while the CPUs of the host have room for more, and standard
+A few copies come up at once; while the CPUs of the host are busy, one at a time. Standard
 error shows how many are made. If sandboxctl ends before all are (Ctrl-C, or a kill), no
 further copy is begun. Those that were begun come up, and stay until their --timeout:
 sandboxctl tree shows them.
