@@ -121,7 +121,7 @@ func cleanAnswer(h http.Header, port uint16, rest, host, base string) {
 	ownCookies(h)
 	relocate(h, host, base)
 	if base != "" { // pages of other guests have this origin, too: they must not read a signed address in document.referrer
-		h.Set("Referrer-Policy", "strict-origin")
+		h.Set("Referrer-Policy", referrerPolicy(h.Values("Referrer-Policy")))
 	}
 	if port != wire.AgentPort {
 		return
@@ -136,6 +136,16 @@ func cleanAnswer(h http.Header, port uint16, rest, host, base string) {
 	if to := h.Get("Location"); !strings.HasPrefix(rest, "/proxy/") && !localPath(to) {
 		h.Del("Location")
 	}
+}
+
+// referrerPolicy is the policy of an answer where guests share an origin, by what the guest says. Browsers follow the
+// last of a list. Only no-referrer is stricter than ours: same-origin gives the whole address to other guests.
+func referrerPolicy(guest []string) string {
+	all := strings.Split(strings.Join(guest, ","), ",")
+	if last := strings.TrimSpace(all[len(all)-1]); strings.EqualFold(last, "no-referrer") {
+		return "no-referrer"
+	}
+	return "strict-origin"
 }
 
 // localPath reports whether an address is a path of the same host, also to clients that

@@ -18,6 +18,39 @@ func TestOwnCookies(t *testing.T) {
 	}
 }
 
+// TestReferrerPolicy: a guest may be stricter than we are, and not more open to its neighbours.
+func TestReferrerPolicy(t *testing.T) {
+	const open = "strict-origin"
+	for _, base := range []string{"/b", ""} {
+		for _, c := range []struct {
+			guest []string
+			want  string
+		}{
+			{nil, open},
+			{[]string{"no-referrer"}, "no-referrer"},
+			{[]string{" No-Referrer "}, "no-referrer"},
+			{[]string{"unsafe-url", "origin, no-referrer"}, "no-referrer"},
+			{[]string{"same-origin"}, open}, // other guests are of the same origin
+			{[]string{"no-referrer, unsafe-url"}, open},
+			{[]string{"no-referrer", "no-referrer-when-downgrade"}, open},
+			{[]string{"no-referrer,"}, open},
+		} {
+			h := http.Header{}
+			for _, v := range c.guest {
+				h.Add("Referrer-Policy", v)
+			}
+			was := fmt.Sprint(h.Values("Referrer-Policy"))
+			cleanAnswer(h, 8000, "/", "localhost:8000", base)
+			switch got := h.Values("Referrer-Policy"); {
+			case base == "" && fmt.Sprint(got) != was:
+				t.Errorf("at a name of its own, %s becomes %q", was, got)
+			case base != "" && (len(got) != 1 || got[0] != c.want):
+				t.Errorf("%q becomes %q, want %q", c.guest, got, c.want)
+			}
+		}
+	}
+}
+
 // TestRefreshed: the address in a Refresh is treated as one in a Location, in every
 // form that browsers read.
 func TestRefreshed(t *testing.T) {
