@@ -295,27 +295,87 @@ func TestHalfway(t *testing.T) {
 	}
 }
 
+// pending gives the package present of the host a trigger that is to be done.
+func (b *bench) pending() {
+	b.t.Helper()
+	text, err := os.ReadFile(filepath.Join(b.root, "var/lib/dpkg/status"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.put("root/var/lib/dpkg/triggers/File", "/usr/lib present\n")
+	b.put("root/var/lib/dpkg/triggers/Unincorp", "") // without it dpkg forgets what is pending
+	const was, is = "Package: present\nStatus: install ok installed", "Package: present\nStatus: install ok triggers-pending"
+	pending := strings.Replace(string(text), was, is, 1)
+	b.put("root/var/lib/dpkg/status", strings.Replace(pending, "Provides: virtual", "Triggers-Pending: /usr/lib\nProvides: virtual", 1))
+}
+
+func (b *bench) status(name string) string {
+	b.t.Helper()
+	out, err := exec.Command("dpkg-query", "-W", "-f", "${db:Status-Status}", name).Output()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return string(out)
+}
+
 // TestTriggers: an installation that was cut short has left triggers of a package of the host. That package counts as
 // present, and its triggers are done.
 func TestTriggers(t *testing.T) {
 	b := newBench(t)
-	status := filepath.Join(b.root, "var/lib/dpkg/status")
-	text, err := os.ReadFile(status)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const was, is = "Package: present\nStatus: install ok installed", "Package: present\nStatus: install ok triggers-pending"
-	pending := strings.Replace(string(text), was, is, 1)
-	pending = strings.Replace(pending, "Provides: virtual", "Triggers-Pending: /usr/lib\nProvides: virtual", 1)
-	b.put("root/var/lib/dpkg/status", pending)
+	b.pending()
 	b.bundle("1.0.0", b.put("base.tar", "image"), b.deb("ta", "1.0", "Depends: present\n"))
 	b.program("sandboxctl", "exit 0")
 	if err := b.install(); err != nil {
 		t.Fatalf("%v\n%s", err, b.said)
 	}
-	out, err := exec.Command("dpkg-query", "-W", "-f", "${db:Status-Status}", "present").Output()
-	if err != nil || string(out) != "installed" {
-		t.Errorf("the package whose triggers were pending is %s, %v", out, err)
+	if got := b.status("present"); got != "installed" {
+		t.Errorf("the package whose triggers were pending is %s", got)
+	}
+}
+
+// TestForeignTriggerFails: a trigger of another package of the host that fails is said, and the bundle is installed
+// with its images all the same. What the bundle lacks then stays an error.
+func TestForeignTriggerFails(t *testing.T) {
+	b := newBench(t)
+	if err := os.Chmod(b.put("root/var/lib/dpkg/info/present.postinst", "#!/bin/no-such-shell\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b.bundle("1.0.0", b.put("base.tar", "image"), b.deb("ta", "1.0", ""), b.deb("tb", "1.0", ""))
+	b.program("sandboxctl", `echo "$@" >>"`+b.dir+`/calls"`)
+	b.pending()
+	for _, warns := range []bool{true, false} { // dpkg does not try the trigger again
+		b.said.Reset()
+		if err := b.install(); err != nil {
+			t.Fatalf("%v\n%s", err, b.said)
+		}
+		said := b.said.String()
+		if strings.Contains(said, "installed present package post-installation script") != warns ||
+			strings.Contains(said, "warning: dpkg --triggers-only --pending: dpkg: exit status 1") != warns {
+			t.Errorf("it says:\n%s", said)
+		}
+		if got := b.status("present"); got != "half-configured" {
+			t.Errorf("the package whose trigger failed is %s", got)
+		}
+		if got := b.installed(); !slices.Equal(got, []string{"ta 1.0 installed", "tb 1.0 installed"}) {
+			t.Errorf("installed %q", got)
+		}
+	}
+	if calls, err := os.ReadFile(filepath.Join(b.dir, "calls")); err != nil || strings.Count(string(calls), "base.tar") != 2 {
+		t.Errorf("sandboxctl was called: %q, %v", calls, err)
+	}
+	for file, want := range map[string]string{
+		b.deb("tc", "1.0", ""): "tc 1.0 all is not installed",
+		b.deb("tb", "1.1", ""): "tb 1.1 all is not installed", // but 1.0 is
+	} {
+		if err := unfinished(t.Context(), []string{file}); err == nil || err.Error() != want {
+			t.Errorf("%v; want %s", err, want)
+		}
+	}
+	if out, err := exec.Command("dpkg", "--unpack", b.deb("tb", "1.1", "")).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := unfinished(t.Context(), []string{b.deb("tb", "1.1", "")}); err == nil || err.Error() != "tb 1.1 all is unpacked" {
+		t.Errorf("%v; it is only unpacked", err)
 	}
 }
 

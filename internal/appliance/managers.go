@@ -25,7 +25,46 @@ func (debian) install(ctx context.Context, files []string, _ bool, out io.Writer
 		return err
 	}
 	// An installation that was cut short has left triggers of packages that are not in this bundle, such as ldconfig.
-	return run(ctx, out, "dpkg", "--triggers-only", "--pending")
+	// dpkg does those of the whole host then, also such as fail for reasons of their own.
+	err := run(ctx, out, "dpkg", "--triggers-only", "--pending")
+	if err == nil {
+		return nil
+	}
+	if bad := unfinished(ctx, files); bad != nil {
+		return errors.Join(err, bad)
+	}
+	fmt.Fprintf(out, "warning: dpkg --triggers-only --pending: %v, for the reason above: triggers of other packages of this host failed; "+
+		"all packages of the bundle are installed; see dpkg --audit, remove the cause, and run dpkg --configure --pending\n", err)
+	return nil
+}
+
+// unfinished fails unless dpkg has each of the packages in this version, and has nothing left to do for it but
+// triggers, which may be those of others.
+func unfinished(ctx context.Context, files []string) error {
+	const form = "${Package} ${Version} ${Architecture}\n"
+	out, err := ask(ctx, "dpkg-query", "--show", "--showformat", "${db:Status-Status} "+form)
+	if err != nil {
+		return err
+	}
+	has := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		status, name, _ := strings.Cut(line, " ")
+		has[name] = status
+	}
+	for _, file := range files {
+		name, err := ask(ctx, "dpkg-deb", "--show", "--showformat", form, file)
+		if err != nil {
+			return err
+		}
+		switch status := has[string(name)]; status {
+		case "installed", "triggers-pending", "triggers-awaited":
+		case "":
+			return fmt.Errorf("%s is not installed", bytes.TrimSpace(name))
+		default:
+			return fmt.Errorf("%s is %s", bytes.TrimSpace(name), status)
+		}
+	}
+	return nil
 }
 
 func (debian) unpack(ctx context.Context, file, dir string) error {
