@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -88,11 +89,26 @@ func (r Root) Note(j *Journal) error {
 func (r Root) journal() string { return filepath.Join(string(r), "upgrade.json") }
 
 // Lock is held while a program changes the version. It ends with the process.
-type Lock struct{ file *os.File }
+type Lock struct {
+	file *os.File
+	free func()
+}
 
-// Lock takes the lock. It fails at once if another process holds it. Of one process only one part
-// may use it: a lock of fcntl(2) ends when any descriptor of the file is closed.
-func (r Root) Lock() (*Lock, error) {
+// here has a mutex for each Root of which this process wants the lock: a lock of fcntl(2) keeps out no other part of
+// the process, and ends when any of them closes the file.
+var here sync.Map
+
+// Lock takes the lock. It fails at once if another process holds it, and waits while another part of this one does.
+// A process that holds it must not call Wait or Held.
+func (r Root) Lock() (_ *Lock, err error) {
+	value, _ := here.LoadOrStore(r, &sync.Mutex{})
+	mu := value.(*sync.Mutex)
+	mu.Lock()
+	defer func() {
+		if err != nil {
+			mu.Unlock()
+		}
+	}()
 	f, err := r.openLock()
 	if err != nil {
 		return nil, err
@@ -103,13 +119,14 @@ func (r Root) Lock() (*Lock, error) {
 		f.Close()
 		return nil, errs.New(errs.WrongState, "another program (pid %d) changes the version of sandboxd: wait until it ends", holder.Pid)
 	}
-	return &Lock{f}, nil
+	return &Lock{f, sync.OnceFunc(mu.Unlock)}, nil
 }
 
 // Unlock releases the lock. A second call does nothing.
 func (l *Lock) Unlock() {
 	if l != nil {
 		l.file.Close()
+		l.free()
 	}
 }
 

@@ -132,6 +132,33 @@ func TestJournal(t *testing.T) {
 	}
 }
 
+// TestLockHere: of one process only one part has the lock, and a second one waits for it.
+func TestLockHere(t *testing.T) {
+	r := makeRoot(t, nil)
+	l, err := r.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := make(chan error, 1)
+	go func() {
+		l, err := r.Lock()
+		if err == nil {
+			l.Unlock()
+		}
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		t.Fatalf("the second part did not wait: %v", err)
+	case <-time.After(50 * time.Millisecond): // it can only pass wrongly
+	}
+	l.Unlock()
+	l.Unlock()
+	if err := <-second; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestMain is another process that holds the lock, if it is asked to.
 func TestMain(m *testing.M) {
 	dir := os.Getenv("VERSIONS_TEST_LOCK")
