@@ -292,7 +292,7 @@ func settleCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return daemon.Settle(cfg)
+		return daemon.Settle(cmd.Context(), cfg)
 	}
 	return cmd
 }

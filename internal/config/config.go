@@ -24,6 +24,9 @@ import (
 
 // Config is the configuration of a daemon, as default.toml describes it.
 type Config struct {
+	// File is where Load has read it; "": there is no file.
+	File string `toml:"-"`
+
 	InstanceName string   `toml:"instance"`
 	StateDir     string   `toml:"state_dir"`
 	RunDir       string   `toml:"run_dir"`

@@ -30,6 +30,7 @@ func Commented() []byte { return keyLine.ReplaceAll(defaults, []byte("#$0")) }
 func Load(path string) (*Config, error) {
 	c, f, err := read(path)
 	if err == nil {
+		c.File = path
 		err = f.report(path)
 	}
 	if err != nil {

@@ -79,12 +79,12 @@ func Alone(cfg *config.Config) (release func(), err error) {
 
 // settle undoes a change of the version that nobody will finish, before the state is opened. If this
 // program is the version that must not run, it becomes the other one.
-func settle(_ context.Context, d *Daemon) error {
+func settle(ctx context.Context, d *Daemon) error {
 	root, own, ok := versions.Own()
 	if !ok {
 		return nil // it is a program of a checkout, or of scripts/install.sh
 	}
-	run, err := upgrade.Settle(root, stateFile(d.cfg), d.log)
+	run, err := upgrade.Settle(ctx, root, stateFile(d.cfg), d.cfg.File, d.log)
 	if err != nil || run == "" || run == own {
 		return err
 	}
@@ -93,7 +93,8 @@ func settle(_ context.Context, d *Daemon) error {
 }
 
 // begin settles, and marks that a daemon of this version runs if the version is on trial or in its soak. The mark goes
-// when the daemon ends because ctx does.
+// when the daemon closes: it was asked to end, or a start has failed and says why. The version of before fails like
+// this one if a disk is late or a port is taken, and one that never starts does not pass the gate.
 func begin(ctx context.Context, d *Daemon) error {
 	if err := settle(ctx, d); err != nil {
 		return err
@@ -109,17 +110,12 @@ func begin(ctx context.Context, d *Daemon) error {
 	if d.mark, err = root.Mark(); err != nil {
 		d.log.Warn("a crash of this version, which is new, will not be undone", "err", err)
 	}
-	d.onClose(func() error {
-		if ctx.Err() == nil {
-			return nil
-		}
-		return d.mark.Remove()
-	})
+	d.onClose(d.mark.Remove)
 	return nil
 }
 
 // Settle undoes a change of the version that nobody will finish. No daemon of the instance runs.
-func Settle(cfg *config.Config) error {
+func Settle(ctx context.Context, cfg *config.Config) error {
 	locks, err := claim(cfg)
 	if err != nil {
 		return fmt.Errorf("undo an interrupted upgrade: %w", err)
@@ -129,7 +125,7 @@ func Settle(cfg *config.Config) error {
 	if !ok {
 		return errs.New(errs.Unsupported, "this program lies in no directory of versions, so it has no upgrade to undo")
 	}
-	_, err = upgrade.Settle(root, stateFile(cfg), slog.Default())
+	_, err = upgrade.Settle(ctx, root, stateFile(cfg), cfg.File, slog.Default())
 	return err
 }
 

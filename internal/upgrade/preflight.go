@@ -46,9 +46,12 @@ func (c *Change) restores(ctx context.Context, program string, save func(context
 	return nil
 }
 
-func (c *Change) args(words ...string) []string {
-	if c.Config != "" {
-		words = append(words, "--config", c.Config)
+func (c *Change) args(words ...string) []string { return withConfig(c.Config, words...) }
+
+// withConfig lets a command read the file; "": it has none.
+func withConfig(file string, words ...string) []string {
+	if file != "" {
+		words = append(words, "--config", file)
 	}
 	return words
 }

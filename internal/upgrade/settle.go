@@ -1,6 +1,7 @@
 package upgrade
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,8 +21,9 @@ var unitNames = []string{"sandboxd.service", "sandboxd.socket"}
 
 // Settle undoes a change that nobody will finish, or whose version has crashed in its soak. The caller has
 // the locks of the instance, so no daemon has the state open. It returns the version that is to run; "":
-// this change is none of this root, is on trial or in its soak, and whoever calls goes on.
-func Settle(r versions.Root, state string, log *slog.Logger) (run string, err error) {
+// this change is none of this root, is on trial or in its soak, and whoever calls goes on. config is the file that
+// the daemon reads; "": it has none.
+func Settle(ctx context.Context, r versions.Root, state, config string, log *slog.Logger) (run string, err error) {
 	j, err := r.Journal()
 	if err != nil {
 		return "", err
@@ -37,6 +39,11 @@ func Settle(r versions.Root, state string, log *slog.Logger) (run string, err er
 		held, err := r.Held()
 		if held || err != nil {
 			return "", err
+		}
+		if crashed {
+			if stays, err := stay(ctx, r, j, config, log); stays || err != nil {
+				return "", err
+			}
 		}
 		if err := r.Release(); err != nil {
 			return "", err
@@ -71,6 +78,32 @@ func soak(r versions.Root, j *versions.Journal) (soaks, crashed bool, err error)
 	}
 	crashed, err = r.Crashed()
 	return true, crashed, err
+}
+
+// checkLimit is how long a version may take to read a configuration: a program that hangs must not keep another
+// from starting.
+const checkLimit = time.Minute
+
+// stay ends the soak, and reports that it has, if the version of before cannot read the present configuration: it
+// would not start. The configuration may have got a key since the change that only the new version knows.
+func stay(ctx context.Context, r versions.Root, j *versions.Journal, config string, log *slog.Logger) (stays bool, err error) {
+	limited, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	unread := tell(limited, nil, r.Program(j.From, "sandboxd"), withConfig(config, "config", "check")...)
+	if unread == nil {
+		return false, nil
+	}
+	if ctx.Err() != nil { // it was cut short
+		return false, context.Cause(ctx)
+	}
+	log.Error("the new version crashed in its soak, and goes on all the same: the version of before cannot read the configuration. "+
+		"To go back, remove from the configuration what err names, and run: sandboxd rollback", "version", j.To, "before", j.From,
+		"err", unread)
+	if err := r.Release(); err != nil { // first: the disk may be full
+		return false, err
+	}
+	j.SoakUntil = time.Time{}
+	return true, errors.Join(r.Note(j), r.Disarm())
 }
 
 // undo does what undoes a change, in an order that may be cut anywhere and begun again.

@@ -2,6 +2,7 @@ package upgrade
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -102,7 +103,7 @@ func TestSoak(t *testing.T) {
 				t.Fatalf("the journal: %+v, %v", j, err)
 			}
 			c.do(t, s, j)
-			run, err := Settle(s.root, s.state, slog.New(slog.DiscardHandler))
+			run, err := Settle(t.Context(), s.root, s.state, s.config(t, ""), slog.New(slog.DiscardHandler))
 			if err != nil || (run == from) != (c.want == from) {
 				t.Errorf("settle: %q, %v", run, err)
 			}
@@ -125,6 +126,55 @@ func TestSoak(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSoakConfig: a crash does not go back to a version that cannot read the present configuration. It ends the soak,
+// and the log says what to do. A check that is cut short decides nothing.
+func TestSoakConfig(t *testing.T) {
+	s := soaking(t)
+	s.serves(t)(false)
+	config := s.config(t, "new_key = true\n")
+	cut, cancel := context.WithCancel(t.Context())
+	cancel()
+	if run, err := Settle(cut, s.root, s.state, config, slog.New(slog.DiscardHandler)); !errors.Is(err, context.Canceled) {
+		t.Errorf("cut short: %q, %v", run, err)
+	}
+	if j, err := s.root.Journal(); err != nil || !j.Soaks(time.Now()) {
+		t.Fatalf("the journal after that: %+v, %v", j, err)
+	}
+	for _, again := range []bool{false, true} {
+		var said strings.Builder
+		run, err := Settle(t.Context(), s.root, s.state, config, slog.New(slog.NewTextHandler(&said, nil)))
+		if run != "" || err != nil {
+			t.Errorf("settle: %q, %v", run, err)
+		}
+		for _, want := range []string{"level=ERROR", "sandboxd rollback", "new_key = true", "before=" + from} {
+			if strings.Contains(said.String(), want) == again {
+				t.Errorf("again %v: %q in the log:\n%s", again, want, said.String())
+			}
+		}
+		current, err := s.root.Named(versions.Current)
+		if err != nil || current != to {
+			t.Errorf("current is %q, %v", current, err)
+		}
+		armed, err := s.root.Named(versions.Undo)
+		left, _ := filepath.Glob(string(s.root) + "/upgrade.r*")
+		if armed != "" || err != nil || len(left) > 0 {
+			t.Errorf("undo is %q, %v; it left %v", armed, err, left)
+		}
+		j, err := s.root.Journal()
+		if err != nil || j.Step != versions.Done || j.Soaks(time.Now()) {
+			t.Errorf("the journal: %+v, %v", j, err)
+		}
+		s.serves(t)(false) // another crash, if it had a mark
+	}
+}
+
+// config is a configuration file.
+func (s site) config(t *testing.T, text string) string {
+	t.Helper()
+	s.put(t, "config.toml", text, 0o600)
+	return filepath.Join(s.dir, "config.toml")
 }
 
 // soaking is a site on which to has just been found good. It has the schema of from.

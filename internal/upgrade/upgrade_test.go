@@ -57,8 +57,9 @@ func build(t *testing.T, dir string) site {
 		s.put(t, "root/versions/"+version+"/share/sandboxd/schema", fmt.Sprint(schema), 0o644)
 		s.put(t, "root/versions/"+version+"/systemd/sandboxd.service", "unit of "+version, 0o644)
 		s.put(t, "root/versions/"+version+"/systemd/sandboxd.socket", "socket", 0o644)
-		// It takes any configuration and any state, and finds nothing.
-		program := "#!/bin/sh\n[ $1 != doctor ] || echo '[]'\n[ $1 != restore ] || cat >/dev/null\n"
+		// It takes any state, and any configuration but one with new_key, and finds nothing.
+		program := "#!/bin/sh\n[ $1 != config ] || ! grep -s new_key \"$4\" || exit 1\n" +
+			"[ $1 != doctor ] || echo '[]'\n[ $1 != restore ] || cat >/dev/null\n"
 		s.put(t, "root/versions/"+version+"/bin/sandboxd", program, 0o755)
 	}
 	s.put(t, "units/sandboxd.service", "unit of "+from, 0o644)
@@ -178,7 +179,7 @@ func TestMain(m *testing.M) {
 	var err error
 	switch do {
 	case "settle":
-		_, err = Settle(s.root, s.state, slog.New(slog.DiscardHandler))
+		_, err = Settle(context.Background(), s.root, s.state, "", slog.New(slog.DiscardHandler))
 	case "serve":
 		err = serveMarked(s.root)
 	default:
@@ -248,7 +249,7 @@ func TestFails(t *testing.T) {
 				if !strings.Contains(out, "what was left to do failed: failpoint "+point) {
 					t.Errorf("it says %s", out)
 				}
-				if _, err := Settle(s.root, s.state, slog.Default()); err != nil {
+				if _, err := Settle(t.Context(), s.root, s.state, "", slog.Default()); err != nil {
 					t.Fatal(err)
 				}
 				if version, err := s.consistent(); err != nil || version != to {

@@ -21,7 +21,7 @@ func (j *Journal) Soaks(now time.Time) bool {
 }
 
 // A Mark is a file that says that a daemon of a version on trial or in its soak runs. The daemon has it locked, and
-// removes it when it ends because it was asked to. A nil Mark is one that another daemon of the version has.
+// removes it when it ends in order. A nil Mark is one that another daemon of the version has.
 type Mark struct{ file *os.File }
 
 // Mark makes the mark of this process.

@@ -61,7 +61,7 @@ func newService(t *testing.T, version string, config ...string) *service {
 if [ -s pid ] && kill -TERM "$(cat pid)" 2>/dev/null; then
 	while grep -qs '^State:.[^Z]' "/proc/$(cat pid)/status"; do sleep 0.01; done
 fi
-[ ! -x root/undo/bin/sandboxd ] || root/undo/bin/sandboxd settle --config ` + s.Config + ` 2>>log
+[ ! -x root/undo/bin/sandboxd ] || root/undo/bin/sandboxd settle --config ` + s.Config + ` 2>>log || :
 root/current/bin/sandboxd serve --detach --pid-file pid --log-file log --config ` + s.Config + "\n"
 	if err := os.WriteFile(s.path("restart"), []byte("cd "+s.dir+"\n"+script), 0o600); err != nil {
 		t.Fatal(err)
@@ -394,6 +394,7 @@ func TestChangeVersion(t *testing.T) {
 	alive()
 	s.restart() // it is asked to end, which is no crash
 	s.armed(nextVersion, "0.9.0")
+	s.startsLate(nextVersion, "0.9.0")
 	alive()
 	if err := syscall.Kill(s.pid(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)

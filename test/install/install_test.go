@@ -112,6 +112,18 @@ func TestRestartLater(t *testing.T) {
 	}
 }
 
+// TestUndoMayFail: the program of the version before, which may not know a key of the configuration, does not keep the
+// daemon from starting.
+func TestUndoMayFail(t *testing.T) {
+	b, err := os.ReadFile(unit(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(b), "\nExecStartPre=-/bin/sh ") || strings.Count(string(b), "\nExecStartPre=") != 1 {
+		t.Errorf("want one ExecStartPre=, which may fail, in:\n%s", b)
+	}
+}
+
 // built skips a test that needs what `make build` makes, where that was not run.
 func built(t *testing.T) {
 	t.Helper()
