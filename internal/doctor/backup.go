@@ -38,6 +38,9 @@ func (h *host) drills() Finding {
 	switch {
 	case d.Last.Error != "":
 		return warn(mend, "the newest backup cannot be restored, since %s: %s", d.Since.Format(time.RFC3339), d.Last.Error)
+	case c.Data && s.Check.Last.Unread:
+		return warn("make the target send them: the daemon tries again within the hour, as does `sandboxctl system backups check --all`",
+			"packs of backups could not be read, since %s: %s", s.Check.Since.Format(time.RFC3339), s.Check.Last.Error)
 	case c.Data && s.Check.Last.Error != "":
 		return warn("take a new backup, `sandboxctl system backups now`: it sends what was in bad packs again",
 			"the data of backups is damaged on the target, since %s: %s", s.Check.Since.Format(time.RFC3339), s.Check.Last.Error)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"runtime"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/internal/backup/chunks"
+	"github.com/sandboxd/sandboxd/internal/backup/target"
 )
 
 // A DataRun is what a backup has done with data.
@@ -95,10 +97,18 @@ const (
 	checkParts = 30
 )
 
-// checkDue reports whether packs are to be compared. A check that has failed stands until there is a
-// backup since: the next part would pass, and bad packs be forgotten.
+// checkDue reports whether packs are to be compared. A check that has found a damage stands until there is a
+// backup since: the next part would pass, and bad packs be forgotten. One that could not read all is repeated, at
+// the same pack.
 func (s *Status) checkDue(now time.Time) bool {
-	return s.Check.due(checkEvery, now) && (s.Check.Last.Error == "" || s.Backup.Good.Time.After(s.Check.Last.Time))
+	last := s.Check.Last
+	return s.Check.due(checkEvery, now) && (last.Error == "" || last.Unread || s.Backup.Good.Time.After(last.Time))
+}
+
+// isDamage reports whether a check has failed because something on the target is missing, or not what was stored.
+func isDamage(err error) bool {
+	list := errors.Is(err, errUnread) && (errors.Is(err, target.ErrLied) || errors.Is(err, fs.ErrNotExist))
+	return list || errors.Is(err, chunks.ErrBad)
 }
 
 // CheckFailed is the kind of what a Keeper tells when packs are missing or bad.
@@ -120,15 +130,18 @@ func (k *Keeper) Check(ctx context.Context) (n int, err error) {
 	}
 	run := Run{Time: began}
 	if err != nil {
-		run.Error = err.Error()
+		run.Error, run.Unread = err.Error(), !isDamage(err)
 	}
 	k.note(func(s *Status) *History {
 		s.After = after
 		return &s.Check
 	}, run)
 	if err != nil {
-		k.Log.Error("packs of backups are bad: backups that need them cannot be restored whole; the next one sends what was in them again",
-			"target", k.Target.String(), "err", err)
+		text := "packs of backups are bad: backups that need them cannot be restored whole; the next one sends what was in them again"
+		if run.Unread {
+			text = "packs of backups could not be read, so it is not known whether they are good; the timer tries again"
+		}
+		k.Log.Error(text, "target", k.Target.String(), "err", err)
 		k.Tell(CheckFailed, run.Error)
 		return n, fmt.Errorf("check packs: %w", err)
 	}

@@ -302,6 +302,8 @@ func TestCheckStands(t *testing.T) {
 		"a day ago":      {History{Good: Run{Time: start}, Last: Run{Time: start}}, start, true},
 		"failed":         {failed, start.Add(-time.Hour), false},
 		"failed, backup": {failed, start.Add(time.Hour), true},
+		"not sent":       {History{Last: Run{Time: start, Error: "503", Unread: true}}, start.Add(-time.Hour), true},
+		"not sent now":   {History{Last: Run{Time: now, Error: "503", Unread: true}}, start, false},
 	} {
 		s := Status{Backup: History{Good: Run{Time: c.backup}}, Check: c.check}
 		if got := s.checkDue(now); got != c.due {

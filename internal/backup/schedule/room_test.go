@@ -317,3 +317,105 @@ func TestOwnDamage(t *testing.T) {
 	h.whole()
 	must(t, h.comesBack(target.Latest))
 }
+
+// silent is a target that does not send what has a part in its name, as storage does that answers 503.
+type silent struct {
+	target.Target
+	part string // empty: it sends all
+}
+
+func (s *silent) Get(ctx context.Context, name string) (io.ReadCloser, error) {
+	if s.part != "" && strings.Contains(name, s.part) {
+		return nil, fmt.Errorf("get %s from %s: 503 Slow Down", name, s)
+	}
+	return s.Target.Get(ctx, name)
+}
+
+// TestRoomAfterCheck: a check that failed keeps older backups on a full target no longer than what it has found lasts,
+// and the error says what keeps them.
+func TestRoomAfterCheck(t *testing.T) {
+	ctx := t.Context()
+	h := newDataHost(t, Config{Keep: Limits{Count: 2}})
+	s := &silent{Target: h.Target}
+	q := &quota{Target: s, most: 1 << 40}
+	h.Target, h.Data.Target = q, q
+	fresh := func() {
+		must(t, os.Remove(filepath.Join(h.files, "large")))
+		h.write("large", 2<<20)
+	}
+	first := h.now(t)
+	fresh()
+	second := h.now(t)
+	fresh()
+	full := func(when string, held bool) {
+		t.Helper()
+		q.most = 1
+		_, err := h.Backup(ctx)
+		text := fmt.Sprint(err)
+		says := strings.Contains(text, "check --all") && !strings.Contains(text, "lower backup.keep")
+		if !errors.Is(err, target.ErrFull) || held != says {
+			t.Errorf("%s: %v", when, err)
+		}
+		q.most = 1 << 40
+	}
+
+	// A pack that is not sent is no damage: the check is repeated without a new backup.
+	s.part = "-pack-"
+	_, err := h.Check(ctx)
+	if c := h.Status().Check; err == nil || !c.Last.Unread || c.Last.Error == "" {
+		t.Errorf("%v, %+v", err, c)
+	}
+	full("a pack is not sent", true)
+	h.want("1 2", "an older one may be the last good one")
+	s.part = ""
+	h.clock = h.clock.Add(2 * time.Hour)
+	if h.Tick(ctx); h.Status().Check.Last.Error != "" {
+		t.Errorf("after two hours: %+v", h.Status().Check)
+	}
+	s.part = ".tar.gz"
+	if _, err := h.Check(ctx); err == nil || !h.Status().Check.Last.Unread {
+		t.Errorf("a list is not sent: %v, %+v", err, h.Status().Check)
+	}
+	s.part = ""
+
+	// A damage stands, until all backups of this state are found good.
+	need, err := target.Packs(ctx, h.Target, first.Name)
+	must(t, err)
+	for _, p := range need {
+		flip(t, filepath.Join(h.Target.String(), p), 0.5)
+	}
+	for range checkParts {
+		h.Check(ctx) //nolint:errcheck // what it finds is in the status
+		if h.Status().Check.Last.Error != "" {
+			break
+		}
+	}
+	if c := h.Status().Check; c.Last.Error == "" || c.Last.Unread {
+		t.Errorf("with bad packs: %+v", c)
+	}
+	h.clock = h.clock.Add(day)
+	h.Tick(ctx)
+	full("with bad packs", true)
+	if _, _, err := h.checks(); err != nil || h.Status().Check.Last.Error == "" {
+		t.Errorf("a check of all: %v, %+v", err, h.Status().Check)
+	}
+	h.Keep.Count = 9
+	h.now(t)
+	fresh()
+	last := h.now(t)
+	_, err = h.Remove(ctx, []string{first.Name, second.Name})
+	must(t, err)
+	if _, _, err := h.checks(last.Name); err != nil || h.Status().Check.Last.Error == "" {
+		t.Errorf("a check of one of two: %v, %+v", err, h.Status().Check)
+	}
+	h.Keep.Count = 2
+	full("one is checked", true)
+	h.want("3 4", "the damaged ones are removed")
+	if _, found, err := h.checks(); err != nil || len(found) > 0 || h.Status().Check.Last.Error != "" {
+		t.Errorf("a check of all: %v, %+v, %+v", err, found, h.Status().Check)
+	}
+	full("all are good", false)
+	h.want("4", "what the limits let go is gone")
+	h.now(t)
+	must(t, h.comesBack(target.Latest))
+}

@@ -45,9 +45,10 @@ type Run struct {
 	Bytes int64     `json:"bytes,omitempty"`
 	Error string    `json:"error,omitempty"` // empty: it succeeded
 
-	Data  *DataRun `json:"data,omitempty"`  // of a backup with data
-	Full  bool     `json:"full,omitempty"`  // it failed because the target is full
-	Freed *Freed   `json:"freed,omitempty"` // it has made room
+	Data   *DataRun `json:"data,omitempty"`   // of a backup with data
+	Full   bool     `json:"full,omitempty"`   // it failed because the target is full
+	Unread bool     `json:"unread,omitempty"` // a check that failed without a damage: the target did not send all
+	Freed  *Freed   `json:"freed,omitempty"`  // it has made room
 }
 
 func (h *History) note(r Run) {

@@ -64,7 +64,7 @@ func (k *Keeper) CheckAll(ctx context.Context, names []string, l Listener) (c Ch
 	if err != nil {
 		return c, err
 	}
-	v := &verifier{k: k, ids: ids, l: l, c: Checked{Of: len(all)}, bad: map[string]bool{}}
+	v := &verifier{k: k, ids: ids, l: l, c: Checked{Of: len(all)}, bad: map[string]bool{}, good: map[string]bool{}}
 	for _, b := range all {
 		if err := v.backup(ctx, b, len(names) > 0); err != nil {
 			return v.c, err
@@ -108,6 +108,7 @@ type verifier struct {
 	packs map[string]error // of this owner that were read
 	bad   map[string]bool  // packs of this state
 	mine  []string         // damages of backups that count
+	good  map[string]bool  // backups without a damage
 	found []Damage         // of this backup
 }
 
@@ -157,6 +158,7 @@ func (v *verifier) backup(ctx context.Context, b target.Backup, asked bool) erro
 			v.bad[name] = true
 		}
 	}
+	v.good[b.Name] = len(v.found) == 0
 	v.c.Backups++
 	v.l.Progress(v.c)
 	return nil
@@ -229,7 +231,7 @@ const saidDamages = 5
 // found notes what was found in the backups of this state.
 func (k *Keeper) found(ctx context.Context, began time.Time, v *verifier) error {
 	if len(v.mine) == 0 {
-		return nil
+		return k.clean(ctx, began, v)
 	}
 	if err := k.enter(ctx); err != nil {
 		return err
@@ -250,4 +252,27 @@ func (k *Keeper) found(ctx context.Context, began time.Time, v *verifier) error 
 		"damaged", v.c.Damaged, "err", text)
 	k.Tell(CheckFailed, text)
 	return err
+}
+
+// clean notes a check that has read all whole backups of this state, and found nothing: a damage that was noted
+// before is gone, and keeps no older backups on a full target any more.
+func (k *Keeper) clean(ctx context.Context, began time.Time, v *verifier) error {
+	if k.Data == nil || k.Status().Check.Last.Error == "" {
+		return nil
+	}
+	if err := k.enter(ctx); err != nil {
+		return err
+	}
+	defer func() { <-k.turn }()
+	mine, _, err := k.own(ctx)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(mine, func(b target.Backup) bool { return b.Whole && !v.good[b.Name] }) ||
+		k.Status().Check.Last.Time.After(began) { // it says nothing of what was found meanwhile
+		return nil
+	}
+	k.note(func(s *Status) *History { return &s.Check }, Run{Time: began})
+	k.Log.Info("all backups of this state were read: what the last check has found is gone", "target", k.Target.String())
+	return nil
 }
