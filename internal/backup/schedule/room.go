@@ -43,8 +43,31 @@ func (k *Keeper) advice(held int) string {
 		"succeeds they go by themselves; or give the target more room", errs.Count(held, "old backup", "old backups"), failed, repeat)
 }
 
+// twice adds to the error of a full target that it has packs which new backups do not use (target.Whose, UsesPacks). It
+// looks at the target: the journal has them no more after the first try.
+func twice(ctx context.Context, t target.Target, w target.Whose, full error) error {
+	all, err := t.List(ctx)
+	if err != nil {
+		return full
+	}
+	packs, bytes := 0, int64(0)
+	for _, o := range all {
+		if p, ok := target.ParsePack(o.Name); ok && w.OwnsPacks(p.Owner) && !w.UsesPacks(p.Owner) {
+			packs++
+			bytes += o.Bytes
+		}
+	}
+	if packs == 0 {
+		return full
+	}
+	return fmt.Errorf("%w; it has %s of older backups, %d bytes, that were sent without the id of this state: new backups do not use "+
+		"them and send all data once more, so the target needs room for it twice until those backups are gone", full,
+		errs.Count(packs, "pack", "packs"), bytes)
+}
+
 // again tries once more after a target was full, if something could be removed from it.
 func (k *Keeper) again(ctx context.Context, full error) (b target.Backup, data *DataRun, f *Freed, err error) {
+	full = twice(ctx, k.Target, k.Whose(), full)
 	if k.AppendOnly() {
 		return b, nil, nil, fmt.Errorf("%w; this daemon removes nothing from it (backup.append_only): make room there", full)
 	}
@@ -62,7 +85,7 @@ func (k *Keeper) again(ctx context.Context, full error) (b target.Backup, data *
 		"backups", f.Backups, "packs", f.Packs, "bytes", f.Bytes)
 	b, data, err = k.backup(ctx)
 	if errors.Is(err, target.ErrFull) {
-		err = fmt.Errorf("%w%s, which was not enough: %s", err, f.text(), k.advice(held))
+		err = fmt.Errorf("%w%s, which was not enough: %s", twice(ctx, k.Target, k.Whose(), err), f.text(), k.advice(held))
 	}
 	return b, data, f, err
 }

@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -281,6 +282,18 @@ func TestUpgrade(t *testing.T) {
 	must(t, h.Look(ctx))
 	if w := h.Whose(); !slices.Equal(w.Adopted, []string{last}) || h.Status().Unknown.Count != 2 {
 		t.Errorf("%+v, %+v", w, h.Status())
+	}
+	// With less room than for twice the data the error says why, not at the first try alone.
+	to, err = target.Parse(t.TempDir(), target.Options{})
+	must(t, err)
+	h = earlier("this pool")
+	remember(h, write(h, 1, true))
+	q := &quota{Target: to, most: 5 << 20}
+	h.Target, h.Data.Target = q, q
+	for range 2 {
+		if _, err := h.Backup(ctx); !errors.Is(err, target.ErrFull) || !strings.Contains(err.Error(), "room for it twice") {
+			t.Errorf("without the room: %v", err)
+		}
 	}
 	// One that never stored a backup adopts none.
 	h = earlier("this pool")
