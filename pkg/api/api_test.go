@@ -175,7 +175,9 @@ func TestBadCreate(t *testing.T) {
 		"env of 2 MiB":       {with(`,"env":{"A":"` + strings.Repeat("x", 2<<20) + `"}`), "256 KiB", 400},
 		"env just too large": {with(`,"env":{"A":"` + strings.Repeat("x", 256<<10-2) + `"}`), "256 KiB", 400},
 		"all together too large": {
-			with(`,"env":{"A":"` + strings.Repeat(`\u0001`, 250<<10) + `"}`), "take 1500 KiB of the daemon's state", 400,
+			with(`,"env":{"A":"` + strings.Repeat("x", 250<<10) + `"},"networkPolicy":{"defaultAction":"deny","egress":[` +
+				strings.Repeat(`{"action":"allow","target":"`+strings.Repeat("part-of-it.", 20)+`example.com"},`, 3600) +
+				`{"action":"allow","target":"example.com"}]}`), "of the daemon's state", 400,
 		},
 		"env name":          {with(`,"env":{"A=B":"x"}`), "name of a variable", 400},
 		"env name, newline": {with(`,"env":{"A\nB":"x"}`), "name of a variable", 400},

@@ -106,7 +106,7 @@ func (o *Offer) Forked(req *wire.ForkRequest, source *record.Record, keepsMemory
 		return nil, false, err
 	}
 	inherit(&one, create, source)
-	if err := checkStored(&one); err != nil { // with what it has from the source
+	if err := checkStored(&one, maxCopy); err != nil { // with what it has from the source
 		return nil, false, err
 	}
 	if err := o.allowed(&one, source, memory); err != nil {

@@ -25,6 +25,9 @@ const (
 	// maxSpec bounds all that the state keeps of a creation, as JSON: lists and texts are
 	// each bounded, but not together, and the state of a thousand sandboxes is in memory.
 	maxSpec = 1 << 20
+	// maxCopy bounds a copy, which has what its request states and the rest from its source.
+	// Earlier commits took 1 MiB of environment beside the rest: such a source can be copied.
+	maxCopy = 3 * maxSpec
 )
 
 // Spec makes the specification of a sandbox from a request. It checks everything except
@@ -65,21 +68,34 @@ func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
 	if spec.Inspect && o.NoInspect {
 		return spec, errNoInspect
 	}
-	return spec, checkStored(&spec)
+	return spec, checkStored(&spec, maxSpec)
 }
 
 // checkStored refuses a specification that is too large for the state.
-func checkStored(spec *record.Spec) error {
+func checkStored(spec *record.Spec, most int) error {
 	b, err := json.Marshal(spec)
 	if err != nil {
 		return fmt.Errorf("encode the specification of a sandbox: %w", err)
 	}
-	if len(b) > maxSpec {
+	if size := plainSize(b); size > most {
 		return httperr.Invalid("the sandbox would take %d KiB of the daemon's state, by its env, entrypoint, metadata, extensions, "+
 			"volumes and networkPolicy together; at most %d are allowed: put data into files, and rules into a named policy or a CIDR",
-			len(b)>>10, maxSpec>>10)
+			size>>10, most>>10)
 	}
 	return nil
+}
+
+// plainSize is the size of JSON in which each escaped character is one byte, and not up to six:
+// otherwise an environment of < and > would be refused at a sixth of its own bound.
+func plainSize(b []byte) (n int) {
+	for i := 0; i < len(b); i++ {
+		if n++; b[i] == '\\' {
+			if i++; b[i] == 'u' {
+				i += 4
+			}
+		}
+	}
+	return n
 }
 
 // refuse refuses what this release cannot do, and what never makes sense.

@@ -44,7 +44,7 @@ func FuzzCreate(f *testing.F) {
 			err = serr
 			if err == nil {
 				if spec.MemoryBytes < minMemory || spec.CPUMillis < minMillis || spec.Pids < minPids || len(spec.Labels) > maxLabels ||
-					len(spec.Env) > maxEnv || spec.Timeout < 0 || checkStored(&spec) != nil {
+					len(spec.Env) > maxEnv || spec.Timeout < 0 || checkStored(&spec, maxSpec) != nil {
 					t.Fatalf("out of bounds: %+v", spec)
 				}
 				asked := req.CredentialProxy != nil && req.CredentialProxy.Enabled
