@@ -140,8 +140,9 @@ func boundHeap(log *slog.Logger) {
 	}
 }
 
-// leastHeap is a heap that no small host makes smaller: with 1,000 sandboxes the daemon takes 57 MB
-// (docs/benchmarks.md), and bodies that are being decoded take some tens.
+// leastHeap is a heap that no small host makes smaller: the daemon took 30 MB without a sandbox and 35 MB with 200
+// (docs/benchmarks.md), which is 57 MB with 1,000 if it grows on like that, and bodies that are being decoded take
+// some tens. Backups know fewer chunks there (chunks.mostChunks).
 const leastHeap = 256 << 20
 
 // heapLimit is where Go is to keep the heap, with the limit of the cgroup, if there is one, and the host's

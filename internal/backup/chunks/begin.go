@@ -183,8 +183,8 @@ func (n *Session) remember(keep map[string]bool) error {
 		if !keep[p.Name] {
 			return nil
 		}
-		if len(n.at)+len(p.table)/entryBytes > maxChunks {
-			return errTooMany
+		if most := mostChunks(); len(n.at)+len(p.table)/entryBytes > most {
+			return tooMany(most)
 		}
 		return n.know(p)
 	})
@@ -200,8 +200,10 @@ func (n *Session) know(p packed) error {
 	})
 }
 
-var errTooMany = fmt.Errorf("the data has more than %d pieces, and their names would not fit into the memory of the daemon: set "+
-	"backup.data to false, or delete volumes and snapshots with very many small files", maxChunks)
+func tooMany(most int) error {
+	return fmt.Errorf("the data has more than %d pieces, and their names would not fit into the memory of the daemon: give the host or "+
+		"the daemon more (docs/operations.md), set backup.data to false, or delete volumes and snapshots with very many small files", most)
+}
 
 // compact writes the journal without what is not needed.
 func (n *Session) compact(keep map[string]bool, used usage) error {

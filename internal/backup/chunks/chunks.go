@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"runtime/debug"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/restic/chunker"
@@ -43,6 +44,10 @@ const packBytes = 16 << 20
 
 // maxChunks bounds the memory of a Session to some 500 MB: 1.5 TB of large files.
 const maxChunks = 8 << 20
+
+// mostChunks is how many chunks a Session may know: maxChunks, or what fills three quarters of Go's limit of
+// the heap, if there is one. Beyond it the kernel would end the daemon in each backup.
+func mostChunks() int { return int(min(maxChunks, debug.SetMemoryLimit(-1)/4*3/60)) }
 
 // An ID names a chunk: the first half of an HMAC-SHA256 of its content. Without the key nobody can
 // make two chunks of one name.

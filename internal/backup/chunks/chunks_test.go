@@ -5,10 +5,13 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
+	"strings"
 	"testing"
 
 	"filippo.io/age"
@@ -298,4 +301,33 @@ func TestKnownTree(t *testing.T) {
 func readAll(t *testing.T, s *Store, c Catalog, ids []ID) ([]byte, error) {
 	t.Helper()
 	return read(t.Context(), s, c, ids, plain)
+}
+
+// TestFewChunksInASmallHeap: a session knows no more chunks than fit into the heap that the daemon may have. The next
+// one is refused, not the daemon ended.
+func TestFewChunksInASmallHeap(t *testing.T) {
+	was := debug.SetMemoryLimit(math.MaxInt64)
+	defer debug.SetMemoryLimit(was)
+	if got := mostChunks(); got != maxChunks {
+		t.Errorf("%d chunks without a limit", got)
+	}
+	n, err := newStore(t).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close() //nolint:errcheck // of a session that is not finished
+	debug.SetMemoryLimit(256 << 20)
+	if got := mostChunks(); got != 3355443 {
+		t.Errorf("%d chunks on a host of 1 GiB", got)
+	}
+	debug.SetMemoryLimit(160) // two chunks
+	for i, want := range []string{"", "", "more than 2 pieces"} {
+		if _, err := n.Put(t.Context(), []byte{byte(i)}); want == "" && err != nil ||
+			want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("chunk %d: %v", i, err)
+		}
+	}
+	if _, err := n.Put(t.Context(), []byte{0}); err != nil {
+		t.Errorf("a chunk that is known: %v", err)
+	}
 }

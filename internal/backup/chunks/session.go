@@ -123,8 +123,8 @@ func (n *Session) Put(ctx context.Context, data []byte) (id ID, err error) {
 	if err := done(ctx); err != nil {
 		return id, err
 	}
-	if len(n.at) >= maxChunks {
-		return id, errTooMany
+	if most := mostChunks(); len(n.at) >= most {
+		return id, tooMany(most)
 	}
 	if n.now == nil {
 		if n.now, err = newPacker(n.s.Sealer); err != nil {
