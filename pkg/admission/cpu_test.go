@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,20 +18,22 @@ import (
 // TestCPU: a sandbox waits while too many threads want the CPUs, and half a minute at most.
 func TestCPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := 2 * perCPU
-		c := CPU{Load: func() (int, int, error) { return n, 2, nil }}
+		var n atomic.Int32
+		n.Store(2 * perCPU)
+		c := CPU{Load: func() (int, int, error) { return int(n.Load()), 2, nil }}
 		start := time.Now()
 		if busy, err := c.Await(t.Context()); busy || err != nil || time.Since(start) != 0 {
 			t.Errorf("after %s: %v, %v", time.Since(start), busy, err)
 		}
 
-		n++
-		time.AfterFunc(5*time.Second, func() { n-- })
+		n.Add(1)
+		time.AfterFunc(5*time.Second, func() { n.Add(-1) })
 		if busy, err := c.Await(t.Context()); busy || err != nil || time.Since(start) < 5*time.Second || time.Since(start) > 6*time.Second {
 			t.Errorf("after %s: %v, %v", time.Since(start), busy, err)
 		}
 
-		n, start = 588, time.Now()
+		n.Store(588)
+		start = time.Now()
 		if busy, err := c.Await(t.Context()); !busy || err != nil || time.Since(start) < busyLimit ||
 			time.Since(start) > busyLimit+time.Second {
 			t.Errorf("after %s: %v, %v", time.Since(start), busy, err)
@@ -43,7 +46,7 @@ func TestCPU(t *testing.T) {
 		if _, err := c.Await(ctx); !errors.Is(err, left) || time.Since(start) > 2*time.Second {
 			t.Errorf("after %s: %v", time.Since(start), err)
 		}
-		n = 0
+		n.Store(0)
 		if _, err := c.Await(ctx); !errors.Is(err, left) {
 			t.Errorf("without a client: %v", err)
 		}

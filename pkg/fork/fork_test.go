@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -602,20 +603,20 @@ func TestBusy(t *testing.T) {
 		const waits = 30 * time.Second
 		h := newHost()
 		h.comes = 45 * time.Second
-		var busy bool
+		var busy atomic.Bool
 		var begun []int // when, in seconds
 		start := time.Now()
 		f := h.forks(t, func(c *Config) {
 			c.AtOnce = 3
 			c.Await = func(context.Context) (bool, error) {
-				if begun = append(begun, int(time.Since(start).Seconds())); busy {
+				if begun = append(begun, int(time.Since(start).Seconds())); busy.Load() {
 					time.Sleep(waits)
 				}
-				return busy, nil
+				return busy.Load(), nil
 			}
 		})
-		time.AfterFunc(time.Second/2, func() { busy = true })
-		time.AfterFunc(200*time.Second, func() { busy = false })
+		time.AfterFunc(time.Second/2, func() { busy.Store(true) })
+		time.AfterFunc(200*time.Second, func() { busy.Store(false) })
 		if s := whole(t, f, request(1)); s.Phase != Ready || time.Since(start) != h.comes { // it was not yet busy
 			t.Errorf("after %s: %+v", time.Since(start), s)
 		}
