@@ -27,7 +27,7 @@ const (
 // Prune removes the versions that nothing needs, and returns them. The versions that the links name, that
 // the package manager has installed, and that processes run from or have mounted, are needed; own is the
 // one of this process. needed drops others from what it is given. While somebody changes the version,
-// Prune does nothing.
+// or a package manager replaces one, Prune does nothing.
 func (r Root) Prune(own string, needed func(candidates []string) (rest []string, err error)) (removed []string, err error) {
 	all, err := r.spare(own)
 	cut, cutErr := r.cut()
@@ -60,12 +60,25 @@ func (r Root) Prune(own string, needed func(candidates []string) (rest []string,
 		return nil, fmt.Errorf("find versions that nothing needs: %w", err)
 	}
 	for _, version := range rest {
+		if busy, err := r.packaging(); busy || err != nil {
+			return removed, err
+		}
 		if err := r.remove(version); err != nil {
 			return removed, fmt.Errorf("remove version %s: %w", version, err)
 		}
 		removed = append(removed, version)
 	}
 	return removed, nil
+}
+
+// packaging reports whether a package manager is between the scripts of a package: it unpacks a version that no link
+// and no list of its own names yet. The scripts have the directory kept for that time (tools/packages/scripts).
+func (r Root) packaging() (bool, error) {
+	_, err := os.Lstat(filepath.Join(string(r), "kept"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // cut lists what a removal or an installation left that was cut short.

@@ -76,6 +76,15 @@ func TestPrune(t *testing.T) {
 	if r.Wait() != nil { // it has ended
 		t.Fatal("the lock is not free")
 	}
+	// Nor while a package manager unpacks a version, of which no list has a file yet.
+	kept := filepath.Join(string(r), "kept")
+	if err := os.Mkdir(kept, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	prune()
+	if err := os.Remove(kept); err != nil {
+		t.Fatal(err)
+	}
 	prune("1.5.0")
 	for _, dir := range cut {
 		if _, err := os.Stat(dir); !os.IsNotExist(err) {

@@ -97,7 +97,8 @@ downgrade() {
 
 # keep_versions links the files of other versions aside. The package manager removes those of the
 # package before while its daemon runs, and while files of it are mounted in sandboxes; and
-# "sandboxd rollback" goes back to them.
+# "sandboxd rollback" goes back to them. While the directory kept is there, the daemon removes no version: neither
+# a link nor a list of the package manager names the one that is being unpacked.
 keep_versions() {
 	restore_versions # what an interrupted installation has kept
 	mkdir -p $root/kept
