@@ -20,23 +20,24 @@ func TestImages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	saved, half, absent := filepath.Join(dir, "s.tar"), filepath.Join(dir, "t.tar"), filepath.Join(dir, "absent")
 	for args, want := range map[string]result{
-		"image import " + file + " mine:1":                    {0, "mine:1\n", ""},
-		"image import --format rootfs - mine:1":               {0, "mine:1\n", ""},
-		"image import " + layout:                              {0, "mine:1\n", ""},
-		"image load -i " + file:                               {0, "mine:1\n", ""},
-		"image load":                                          {0, "mine:1\n", ""},
-		"image prune":                                         {0, "old:false\nsha256:1\nTotal reclaimed space: 3MiB\n", ""},
-		"image prune -a":                                      {125, "", "use -f to confirm"},
-		"image prune -a -f -q":                                {0, "old:true\nsha256:1\n", ""},
-		"image export python":                                 {0, "an archive", ""},
-		"image save python -o " + filepath.Join(dir, "s.tar"): {0, "", ""},
-		"image import " + file + " bad":                       {125, "", "layer 3 is \\x1b bad"},
-		"image import " + filepath.Join(dir, "absent"):        {125, "", "absent: no such file"},
-		"image import " + plain + " x":                        {125, "", "tar -C"},
-		"image export nope":                                   {125, "", "not found"},
-		"image export torn -o " + filepath.Join(dir, "t.tar"): {125, "", "broke"},
-		"image export torn -o /absent/t.tar":                  {125, "", "no such file"},
+		"image import " + file + " mine:1":      {0, "mine:1\n", ""},
+		"image import --format rootfs - mine:1": {0, "mine:1\n", ""},
+		"image import " + layout:                {0, "mine:1\n", ""},
+		"image load -i " + file:                 {0, "mine:1\n", ""},
+		"image load":                            {0, "mine:1\n", ""},
+		"image prune":                           {0, "old:false\nsha256:1\nTotal reclaimed space: 3MiB\n", ""},
+		"image prune -a":                        {125, "", "use -f to confirm"},
+		"image prune -a -f -q":                  {0, "old:true\nsha256:1\n", ""},
+		"image export python":                   {0, "an archive", ""},
+		"image save python -o " + saved:         {0, "", ""},
+		"image import " + file + " bad":         {125, "", "layer 3 is \\x1b bad"},
+		"image import " + absent:                {125, "", "absent: no such file"},
+		"image import " + plain + " x":          {125, "", "tar -C"},
+		"image export nope":                     {125, "", "not found"},
+		"image export torn -o " + half:          {125, "", "broke"},
+		"image export torn -o /absent/t.tar":    {125, "", "no such file"},
 	} {
 		if r := d.run(t, strings.Fields(args)...); r.code != want.code || r.out != want.out || !strings.Contains(r.errout, want.errout) ||
 			want.errout == "" && r.errout != "" {
@@ -51,7 +52,7 @@ func TestImages(t *testing.T) {
 			t.Errorf("no upload %q among %q", want, d.uploads)
 		}
 	}
-	if b, err := os.ReadFile(filepath.Join(dir, "s.tar")); err != nil || string(b) != "an archive" {
+	if b, err := os.ReadFile(saved); err != nil || string(b) != "an archive" {
 		t.Errorf("exported %q, %v", b, err)
 	}
 	left, _ := os.ReadDir(dir)
