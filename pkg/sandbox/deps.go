@@ -184,6 +184,9 @@ type (
 		List(ctx context.Context) ([]string, error)
 		// MainPID is the process of this host with which id ends.
 		MainPID(id string) (pid int, err error)
+		// HelperPID is the process of this host without which the main process ends id. It
+		// fails with fs.ErrNotExist if the runtime has none.
+		HelperPID(id string) (pid int, err error)
 	}
 	// Agents speaks to PID 1 of a sandbox. (agent)
 	Agents interface {

@@ -418,6 +418,7 @@ func (f fakeRuntime) rename(ctx context.Context, id, hostname string) error {
 }
 
 func (f fakeRuntime) MainPID(string) (int, error)                 { return 0, fs.ErrNotExist }
+func (f fakeRuntime) HelperPID(string) (int, error)               { return 0, fs.ErrNotExist }
 func (f fakeRuntime) Forget(ctx context.Context, id string) error { return f.unmake(ctx, f.name, id) }
 func (f fakeRuntime) List(ctx context.Context) ([]string, error)  { return f.list(ctx, f.name) }
 

@@ -210,7 +210,7 @@ func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) er
 			return nil
 		}
 		if h := m.tracker.get(r.ID); h != nil { // its observer waits for the lock that is held here
-			m.life.explainCrash(r, &d, m.tracker.main(h))
+			m.life.explainCrash(r, &d, m.tracker.ends(h))
 		}
 	}
 	if !dead {

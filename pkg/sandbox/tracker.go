@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/sandboxd/sandboxd/internal/pidfd"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/table"
 )
 
@@ -43,9 +42,7 @@ type handle struct {
 	// guarded by tracker.mu.
 	unregistered bool
 	lost         []string // the rows it was found without; guarded by tracker.mu
-	// main is the process with which the sandbox ends; nil if that is not known.
-	// It is guarded by tracker.mu.
-	main *pidfd.Process
+	ends         ends     // the processes by whose ends its own is explained; guarded by tracker.mu
 }
 
 // begin notes the begin of an operation, which Close waits for. It reports false when
@@ -182,18 +179,17 @@ func (t *tracker) unregistered(id string) bool {
 	return h != nil && h.unregistered
 }
 
-// setMain notes the process with which a sandbox ends.
-func (t *tracker) setMain(h *handle, p *pidfd.Process) {
+// setEnds notes the processes by whose ends that of a sandbox is explained.
+func (t *tracker) setEnds(h *handle, e ends) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	h.main = p
+	h.ends = e
 }
 
-// main returns the process with which a sandbox ends, or nil.
-func (t *tracker) main(h *handle) *pidfd.Process {
+func (t *tracker) ends(h *handle) ends {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return h.main
+	return h.ends
 }
 
 // setLost notes that a sandbox was found without a row, and reports whether that is

@@ -23,14 +23,12 @@ func (m *Manager) watch(h *handle, runtime string) {
 		m.life.cfg.Log.Error("cannot watch a sandbox; the sweep will notice its end up to a minute late", "sandbox", h.id, "err", err)
 		return
 	}
-	main := m.life.mainProcess(h.id, runtime)
-	m.tracker.setMain(h, main)
+	ends := m.life.endsWith(h.id, runtime)
+	m.tracker.setEnds(h, ends)
 	m.observers.Go(func() {
 		<-gone
 		m.died(h)
-		if main != nil {
-			main.Close()
-		}
+		ends.close()
 	})
 }
 
@@ -58,18 +56,46 @@ func awaitAgent(ctx context.Context, d Deps, r *record.Record, ask func(context.
 	return nil
 }
 
-// mainProcess opens the process with which a sandbox ends. It returns nil if there is
-// none any more.
-func (l *life) mainProcess(id, runtime string) *pidfd.Process {
-	pid, err := l.Runtimes[runtime].Runtime.MainPID(id)
-	var p *pidfd.Process
-	if err == nil {
-		p, err = pidfd.Open(pid)
+// ends are the processes of this host by whose ends that of a sandbox is explained. Each is nil if there is none, or
+// none any more: then how it ended will not be known.
+type ends struct {
+	main   *pidfd.Process // with which the sandbox ends
+	helper *pidfd.Process // without which main ends the sandbox
+}
+
+// endsWith opens the processes by whose ends that of a sandbox is explained.
+func (l *life) endsWith(id, runtime string) ends {
+	r := l.Runtimes[runtime].Runtime
+	open := func(pid int, err error) *pidfd.Process {
+		if err != nil {
+			return nil
+		}
+		p, err := pidfd.Open(pid)
+		if err != nil {
+			return nil
+		}
+		return p
 	}
-	if err != nil {
-		return nil // it is dead already, or how it ends will not be known
+	return ends{main: open(r.MainPID(id)), helper: open(r.HelperPID(id))}
+}
+
+func (e ends) close() {
+	for _, p := range []*pidfd.Process{e.main, e.helper} {
+		if p != nil {
+			p.Close()
+		}
 	}
-	return p
+}
+
+// exits returns how they ended; ok and helped say which are known.
+func (e ends) exits() (main, helper pidfd.Exit, ok, helped bool) {
+	if e.main != nil {
+		main, ok = e.main.Ended(mainExitLimit)
+	}
+	if e.helper != nil && ok {
+		helper, helped = e.helper.Ended(mainExitLimit)
+	}
+	return main, helper, ok, helped
 }
 
 // mainExitLimit is how long the main process of a sandbox may take to end once its
@@ -79,19 +105,20 @@ func (l *life) mainProcess(id, runtime string) *pidfd.Process {
 const mainExitLimit = 5 * time.Second
 
 // explainCrash adds to d how the runtime of a sandbox ended, if d has no other reason.
-func (l *life) explainCrash(r *record.Record, d *death, main *pidfd.Process) {
+func (l *life) explainCrash(r *record.Record, d *death, e ends) {
 	if d.reason != record.RuntimeCrash {
 		return
 	}
 	how := ""
-	if main != nil {
-		if e, ok := main.Ended(mainExitLimit); ok {
-			how = e.String()
-			if l.Runtimes[r.Spec.Runtime].ExitsLikeInit && killedInside(d, e) {
-				return
-			}
-			d.message += " (" + how + ")"
+	if main, helper, ok, helped := e.exits(); ok {
+		how = main.String()
+		switch {
+		case main.Signal == 0 && helper.Signal != 0:
+			how = "its gofer was " + helper.String()
+		case helped && l.Runtimes[r.Spec.Runtime].ExitsLikeInit && killedInside(d, main):
+			return
 		}
+		d.message += " (" + how + ")"
 	}
 	l.cfg.Log.Warn("the runtime of a sandbox died", "sandbox", r.ID, "runtime", r.Spec.Runtime, "exit", cmp.Or(how, "unknown"))
 }
@@ -99,7 +126,8 @@ func (l *life) explainCrash(r *record.Record, d *death, main *pidfd.Process) {
 // killedInside makes d the end of a sandbox whose guest killed PID 1, if e shows that, which is how the main
 // process of a runtime ended that exits like init. Linux ignores such a signal. gVisor's kernel does not, and exits
 // as a shell would, with 128+n after signal n (runsc/cli). A sentry that crashes exits with another code, and one
-// that the host kills has a signal.
+// that the host kills has a signal. One whose gofer is gone kills its guest, and exits with this code, too: so the
+// end of the gofer is looked at first.
 func killedInside(d *death, e pidfd.Exit) bool {
 	const code = 128 + int(syscall.SIGKILL)
 	if d.code != nil || e.Signal != 0 || e.Code != code {
@@ -146,7 +174,7 @@ func (m *Manager) died(h *handle) {
 		m.tracker.remove(id, errEnded)
 		return
 	}
-	m.life.explainCrash(&r, &d, m.tracker.main(h))
+	m.life.explainCrash(&r, &d, m.tracker.ends(h))
 	err = m.life.set(ctx, &r, record.Stopping, d.write)
 	m.tracker.remove(id, errEnded) // now, so that those who wait for it can read why
 	if err == nil {

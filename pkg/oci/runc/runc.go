@@ -105,6 +105,9 @@ func (d *Driver) List(context.Context) ([]string, error) {
 	return ids, nil
 }
 
+// HelperPID fails with fs.ErrNotExist: PID 1 needs no other process.
+func (d *Driver) HelperPID(string) (pid int, err error) { return 0, fs.ErrNotExist }
+
 // MainPID is the process ID of PID 1 of id in the host's PID namespace.
 func (d *Driver) MainPID(id string) (pid int, err error) {
 	return oci.MainPID(filepath.Join(d.c.Root, id, "state.json"), "init_process_pid")

@@ -231,7 +231,17 @@ func (d *Driver) Forget(_ context.Context, id string) error {
 
 // MainPID is the process ID of the sentry of id.
 func (d *Driver) MainPID(id string) (pid int, err error) {
-	return oci.MainPID(filepath.Join(d.c.Root, id+"_sandbox:"+id+".state"), "sandbox", "pid")
+	return oci.MainPID(d.stateFile(id), "sandbox", "pid")
+}
+
+// HelperPID is the process ID of the gofer of id. When it is gone, the sentry kills the guest.
+func (d *Driver) HelperPID(id string) (pid int, err error) {
+	return oci.MainPID(d.stateFile(id), "goferPid")
+}
+
+// stateFile is where runsc keeps its state of id (gvisor.dev/gvisor/runsc/container, StateFile).
+func (d *Driver) stateFile(id string) string {
+	return filepath.Join(d.c.Root, id+"_sandbox:"+id+".state")
 }
 
 // List returns the ids with a state of runsc, including those whose start was cut
