@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/config"
@@ -38,9 +37,6 @@ type view struct {
 	keptAt time.Time
 }
 
-// asks is how many sandboxes are asked at a time.
-const asks = 8
-
 func (c *Change) look(parent context.Context) (*view, error) {
 	ctx, cancel := context.WithTimeout(parent, c.Limit)
 	defer cancel()
@@ -65,7 +61,7 @@ func (c *Change) look(parent context.Context) (*view, error) {
 	for _, sb := range running {
 		ids = append(ids, sb.ID)
 	}
-	for i, err := range c.ask(ctx, ids) {
+	for i, err := range c.ask(ctx, ids, c.answers) {
 		if err == nil {
 			see.answer = append(see.answer, ids[i])
 		}
@@ -137,22 +133,6 @@ func (c *Change) sweep(ctx context.Context) error {
 
 // maxSaid bounds, in bytes, what is shown of an answer.
 const maxSaid = 4 << 10
-
-// ask asks the agents of sandboxes, and returns an error or nil for each.
-func (c *Change) ask(ctx context.Context, ids []string) []error {
-	answers := make([]error, len(ids))
-	var wg sync.WaitGroup
-	turn := make(chan struct{}, asks)
-	for i, id := range ids {
-		wg.Go(func() {
-			turn <- struct{}{}
-			defer func() { <-turn }()
-			_, answers[i] = c.Client.Commands(id).List(ctx)
-		})
-	}
-	wg.Wait()
-	return answers
-}
 
 // gate returns why the new version is not good. If the version of before did not run, the new one is
 // good when it serves: to go back could only be worse.
@@ -258,32 +238,4 @@ func (c *Change) ran(ctx context.Context, want string) error {
 			v.Version, want, c.Root, versions.Current)
 	}
 	return nil
-}
-
-// lost are the reasons of ends that a daemon causes, or does not prevent. Any other end is the
-// sandbox's own or a client's.
-var lost = []string{"killed", "runtime_crash", "host_reboot"}
-
-// alive fails if one of the sandboxes was lost.
-func (c *Change) alive(ctx context.Context, ids []string) error {
-	var all []error
-	for i, silent := range c.ask(ctx, ids) {
-		if silent == nil {
-			continue
-		}
-		sb, err := c.Client.Get(ctx, ids[i])
-		switch {
-		case errs.Is(err, errs.NotFound):
-		case err != nil:
-			all = append(all, fmt.Errorf("look for sandbox %s: %w", ids[i], err))
-		case sb.Status.State == wire.Running:
-			all = append(all, fmt.Errorf("sandbox %s runs, and does not answer: %w", ids[i], silent))
-		case slices.Contains(lost, sb.Status.Reason):
-			all = append(all, fmt.Errorf("sandbox %s has ended: %s", ids[i], sb.Status.Reason))
-		}
-	}
-	if len(all) > 3 {
-		all = append(all[:3], fmt.Errorf("and %d more sandboxes", len(all)-3))
-	}
-	return errors.Join(all...)
 }
