@@ -37,7 +37,7 @@ var layers = [][]string{
 	3: {"pkg/sandbox", "pkg/secrets", "internal/backup", "internal/sbom"},
 	4: {
 		"pkg/expiry", "pkg/health", "pkg/idle", "pkg/retention", "pkg/admission", "pkg/fork", "pkg/pools", "pkg/validity", "pkg/pressure",
-		"pkg/buffers",
+		"pkg/kmem",
 	},
 	5:  {"pkg/api", "api"},
 	6:  {"pkg/client", "internal/config", "internal/bundle"},

@@ -17,12 +17,12 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/buffers"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/fork"
 	"github.com/sandboxd/sandboxd/pkg/health"
 	"github.com/sandboxd/sandboxd/pkg/idle"
+	"github.com/sandboxd/sandboxd/pkg/kmem"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/pressure"
@@ -157,18 +157,19 @@ func openLadder(d *Daemon) {
 	}
 }
 
-// bufferWatch makes what ends sandboxes whose sockets hold too much of the kernel's memory. On gVisor
-// they are the sentry's, whose memory its cgroup is charged with.
-func bufferWatch(d *Daemon) *buffers.Watch {
-	return &buffers.Watch{
+// kernelWatch makes what ends sandboxes that take too much of the kernel's memory. On gVisor sockets and
+// locks are the sentry's, whose memory its cgroup is charged with.
+func kernelWatch(d *Daemon) *kmem.Watch {
+	return &kmem.Watch{
 		Sandboxes: d.manager.List,
 		Held: func(ids []string, least int64) (map[string]netns.Held, error) {
 			return netns.HeldBy(d.ns, ids, least)
 		},
 		Counts:    func(id string) (int64, error) { return cgroups.SocketMemory(d.cgroups, id) },
+		Processes: d.cgroups.Processes,
 		Available: func() (int64, error) { return memory("MemAvailable") },
 		End:       sandbox.Keeper{Manager: d.manager}.Overdrawn,
-		Watched:   func(r *record.Record) bool { return r.Spec.Runtime == oci.Runc && !weak.Off(weak.Buffers) },
+		Watched:   func(r *record.Record) bool { return r.Spec.Runtime == oci.Runc && !weak.Off(weak.KernelMemory) },
 		Log:       d.log,
 	}
 }

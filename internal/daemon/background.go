@@ -114,7 +114,7 @@ func (d background) keep(ctx context.Context) {
 	go d.idle.Run(ctx)    //nolint:errcheck // likewise
 	go sandbox.StockOf(d.manager).Keep(ctx)
 	go d.ladder.Run(ctx)
-	go bufferWatch(d.Daemon).Run(ctx)
+	go kernelWatch(d.Daemon).Run(ctx)
 	go d.fillPool(ctx)
 	if d.backups != nil {
 		go d.backups.Run(ctx) // not waited for: a target may hang

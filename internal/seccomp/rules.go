@@ -49,6 +49,7 @@ const (
 	setsockoptArgs
 	seccompArgs
 	prctlArgs
+	fcntlArgs
 )
 
 // At returns what level refuses of a call, the first that applies first; nothing: the call
@@ -105,6 +106,10 @@ func (v Verdict) At(level Level) []Refusal {
 		return refuse(syscall.EINVAL, Test{Arg: 0, In: []uint32{setModeFilter}})
 	case prctlArgs:
 		return refuse(syscall.EINVAL, Test{Arg: 0, In: []uint32{prSetSeccomp}}, Test{Arg: 1, In: []uint32{modeFilter}})
+	case fcntlArgs:
+		if level == Strict { // as a kernel without them
+			return refuse(syscall.EINVAL, Test{Arg: 1, In: []uint32{ofdGetlk, ofdSetlk, ofdSetlkw}})
+		}
 	}
 	return nil
 }
@@ -153,6 +158,8 @@ const (
 
 	setModeFilter            = 1 // seccomp(2)
 	prSetSeccomp, modeFilter = 22, 2
+
+	ofdGetlk, ofdSetlk, ofdSetlkw = 36, 37, 38 // fcntl(2)
 )
 
 // Errno returns what level answers to a call with args; 0: it is allowed.

@@ -212,6 +212,9 @@ func beInstalled() {
 	call("listmount", unix.SYS_LISTMOUNT)
 	call("mincore", unix.SYS_MINCORE, 1) // not on a page
 	call("unshare", unix.SYS_UNSHARE)    // nothing, which all may do
+	call("lock", unix.SYS_FCNTL, ^uintptr(0), unix.F_SETLK)
+	call("lock-of-open-file", unix.SYS_FCNTL, ^uintptr(0), unix.F_OFD_SETLK)
+	call("lock-of-open-file-waits", unix.SYS_FCNTL, ^uintptr(0), unix.F_OFD_SETLKW)
 	call("socket", unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_TCP)
 	call("socket-mptcp", unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP)
 	call("socket-udplite", unix.SYS_SOCKET, unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE)
@@ -231,13 +234,17 @@ func beInstalled() {
 // table says.
 func TestInstall(t *testing.T) {
 	for level, want := range map[Level]map[string]string{
-		Compat: {"filters": "0", "child": "0", "getpid": "", "unshare": "", "mincore": "EINVAL", "socket": ""},
+		Compat: {
+			"filters": "0", "child": "0", "getpid": "", "unshare": "", "mincore": "EINVAL", "socket": "", "lock-of-open-file": "EBADF",
+		},
 		Default: {
 			"filters": "1", "child": "1", "getpid": "", "unknown": "ENOSYS", "listmount": "ENOSYS", "mincore": "EINVAL", "unshare": "EPERM",
+			"lock": "EBADF", "lock-of-open-file": "EBADF", "lock-of-open-file-waits": "EBADF",
 			"socket": "", "socket-mptcp": "EPROTONOSUPPORT", "socket-udplite": "EPROTONOSUPPORT",
 		},
 		Strict: {
 			"filters": "1", "child": "1", "getpid": "", "unknown": "ENOSYS", "listmount": "ENOSYS", "mincore": "ENOSYS", "unshare": "EPERM",
+			"lock": "EBADF", "lock-of-open-file": "EINVAL", "lock-of-open-file-waits": "EINVAL",
 			"socket": "", "socket-mptcp": "EPROTONOSUPPORT", "socket-udplite": "EPROTONOSUPPORT",
 		},
 	} {

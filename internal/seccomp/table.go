@@ -88,7 +88,7 @@ var Table = []Call{
 	{"dup", 32, 23, allow, "descriptors and locks"},
 	{"dup2", 33, -1, allow, "descriptors and locks"},
 	{"dup3", 292, 24, allow, "descriptors and locks"},
-	{"fcntl", 72, 25, allow, "descriptors and locks"},
+	{"fcntl", 72, 25, fcntlArgs, "descriptors and locks; strict: no locks of open file descriptions, whose holder cannot be found"},
 	{"flock", 73, 32, allow, "descriptors and locks"},
 	{"fstat", 5, 80, allow, "open files"},
 	{"fstatfs", 138, 44, allow, "open files"},

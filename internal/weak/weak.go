@@ -31,7 +31,7 @@ const (
 	NoFile        Wall = "nofile"       // RLIMIT_NOFILE
 	Pids          Wall = "pids"         // the cgroup's limit, and on runsc RLIMIT_NPROC
 	Memory        Wall = "memory"       // the cgroup's limit
-	Buffers       Wall = "buffers"      // runc: messages that nobody reads, in sockets
+	KernelMemory  Wall = "kmem"         // runc: messages that nobody reads, and locks on files
 	Disk          Wall = "disk"         // the quota of a sandbox's disk
 	Tmpfs         Wall = "tmpfs"        // sizes and inodes of file systems in memory, terminals
 	Policy        Wall = "policy"       // the network policy and the hard blocks in Go

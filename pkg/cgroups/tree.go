@@ -242,7 +242,7 @@ const socketBytes = 64 << 20
 // does not write the file again: the kernel refuses what is below the present use.
 func limitSockets(t *Tree, id string) error {
 	h := t.layout.of["memory"]
-	if h.v2 || weak.Off(weak.Buffers) {
+	if h.v2 || weak.Off(weak.KernelMemory) {
 		return nil
 	}
 	for _, dir := range []string{t.dir(h, id), t.leafIn(h, id)} {

@@ -106,7 +106,7 @@ func newProc() (*os.File, error) {
 // guestSteps is what a guest on runc gets, as steps for a child of withChild.
 func guestSteps() []step {
 	list := slices.Clone(guestNet)
-	if !weak.Off(weak.Buffers) {
+	if !weak.Off(weak.KernelMemory) {
 		list = append(list, guestTimes...)
 	}
 	if !weak.Off(weak.UserLimits) {

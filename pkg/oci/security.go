@@ -61,7 +61,7 @@ var differences = []difference{
 	{
 		// The second filter refuses them: internal/seccomp has the reasons.
 		level: record.SecurityStrict, runtime: Runc,
-		text: "no ptrace, personality, mincore and a few rare system calls: gdb and strace do not work",
+		text: "no ptrace, personality, mincore, locks of open file descriptions and a few rare system calls: gdb and strace do not work",
 	},
 	{
 		// Without no_new_privs PID 1 installs no second filter: see internal/seccomp.

@@ -73,20 +73,24 @@ var floods = []attack{
 		name: "inotify", wall: "limits of the user namespace", run: []string{"inotify", "100"}, own: nothing,
 		held: words{"EMFILE"}, runc: without(weak.UserLimits),
 	},
+	{
+		name: "locks on files", wall: "the watch of the kernel's memory", run: []string{"locks", "700"}, own: limited("memory", "128Mi"),
+		says: "kernel_memory", held: words{"SIGKILL", "gone"}, runc: without(weak.KernelMemory),
+	},
 	unreadMessages("netlink"), unreadMessages("icmp"), unreadMessages("udp-errors"),
 	{
-		name: "unread streams of TCP", wall: "v1: the watch of buffers; v2: memory of the cgroup", run: []string{"unread-tcp", "240"},
-		own: limited("memory", "128Mi"), says: "kernel_memory", held: words{"SIGKILL", "gone"}, runc: without(weak.Buffers),
-		needs: chargesNoSockets,
+		name: "unread streams of TCP", wall: "v1: the watch of the kernel's memory; v2: memory of the cgroup",
+		run: []string{"unread-tcp", "240"}, own: limited("memory", "128Mi"), says: "kernel_memory", held: words{"SIGKILL", "gone"},
+		runc: without(weak.KernelMemory), needs: chargesNoSockets,
 	},
 }
 
 // unreadMessages fill a quarter more than the sandbox's memory.
 func unreadMessages(kind string) attack {
 	return attack{
-		name: "unread messages of " + kind, wall: "the watch of buffers", run: []string{"unread", kind, "160"},
+		name: "unread messages of " + kind, wall: "the watch of the kernel's memory", run: []string{"unread", kind, "160"},
 		own:  limited("memory", "128Mi"),
-		says: "kernel_memory", held: words{"SIGKILL", "gone"}, runc: without(weak.Buffers),
+		says: "kernel_memory", held: words{"SIGKILL", "gone"}, runc: without(weak.KernelMemory),
 	}
 }
 

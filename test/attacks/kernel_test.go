@@ -167,7 +167,7 @@ func attackByCall(name, wall string, got words, runc, runsc *proof) attack {
 
 // attackByTime needs a kernel that has the setting for each network namespace.
 func attackByTime() attack {
-	a := withHeld(attackByCall("message-with-its-time", "no message in its time", nil, without(weak.Buffers), nil), "EAGAIN")
+	a := withHeld(attackByCall("message-with-its-time", "no message in its time", nil, without(weak.KernelMemory), nil), "EAGAIN")
 	a.needs = timesByNamespace
 	return a
 }

@@ -8,7 +8,7 @@ import (
 // levelProbe tells what a level of security changes. /v is a volume, /id a setuid copy of
 // id(1).
 const levelProbe = `
-import ctypes, errno, json, os, subprocess
+import ctypes, errno, fcntl, json, os, sqlite3, struct, subprocess
 libc = ctypes.CDLL(None, use_errno=True)
 def ptrace():
     ctypes.set_errno(0)
@@ -17,6 +17,14 @@ def ptrace():
 def run(p, **how):
     try: return subprocess.run([p, "-u"], capture_output=True, text=True, **how).stdout.strip()
     except OSError as e: return errno.errorcode[e.errno]
+def lock(f, how):
+    try: how(f)
+    except OSError as e: return errno.errorcode[e.errno]
+    return ""
+part = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+with sqlite3.connect("/v/db") as db: # locks parts of its file
+    db.execute("create table if not exists t (x)")
+    db.execute("insert into t values (1)")
 status = dict(l.split(":", 1) for l in open("/proc/self/status").read().splitlines() if ":" in l)
 subprocess.run("cp /usr/bin/id /v/id && cp /usr/bin/id /id && chmod 4755 /id", shell=True, check=True)
 print(json.dumps({
@@ -26,6 +34,8 @@ print(json.dumps({
     "HidePid": "hidepid=" in open("/proc/self/mountinfo").read(),
     "NoSuid": any("nosuid" in l.split()[5] for l in open("/proc/self/mountinfo") if l.split()[4] == "/"),
     "Sys": sorted(os.listdir("/sys")),
+    "Lock": lock(open("/v/lock", "w"), lambda f: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)),
+    "OpenFileLock": lock(open("/v/lock", "w"), lambda f: fcntl.fcntl(f, 37, part)), # F_OFD_SETLK
     "Volume": run("/v/id"),
     "SetUID": run("/id", user=1000, group=1000),
     "Env": "SANDBOXD_SECURITY" in os.environ or b"SANDBOXD_SECURITY" in open("/proc/1/environ", "rb").read(),
@@ -40,6 +50,8 @@ type levelFindings struct {
 	NoSuid         bool // the root file system is mounted so
 	Sys            []string
 	Volume, SetUID string
+	Lock           string
+	OpenFileLock   string
 	Env            bool
 }
 
@@ -89,7 +101,7 @@ func (l *lab) wantLevel(level, when string, f levelFindings) {
 		want.Caps = 0x4eb // CHOWN DAC_OVERRIDE FOWNER KILL SETGID SETUID and NET_BIND_SERVICE
 		want.Volume = "EACCES"
 		if runc {
-			want.Ptrace = "EPERM"
+			want.Ptrace, want.OpenFileLock = "EPERM", "EINVAL"
 		}
 	case "compat":
 		want.NoNewPrivs, want.SetUID = "0", "0"
@@ -100,7 +112,7 @@ func (l *lab) wantLevel(level, when string, f levelFindings) {
 	got := f
 	got.HidePid, got.NoSuid, got.Sys = false, false, nil
 	if got.Caps != want.Caps || got.NoNewPrivs != want.NoNewPrivs || got.Ptrace != want.Ptrace || got.Volume != want.Volume ||
-		got.SetUID != want.SetUID || got.Env {
+		got.SetUID != want.SetUID || got.Lock != want.Lock || got.OpenFileLock != want.OpenFileLock || got.Env {
 		l.Errorf("%s, %s: %+v, want %+v", level, when, got, want)
 	}
 	if runc && f.NoSuid != (level != "compat") {

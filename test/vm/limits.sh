@@ -80,6 +80,7 @@ stage_1() {
 
   say memory of the kernel
   for kind in netlink icmp udp-errors; do ends_by_guest kernel_memory unread $kind 160; done
+  ends_by_guest kernel_memory locks 700
   ends_by_guest oom unread-tcp 240 # v2 charges the cgroup with it
 
   say read-only roots

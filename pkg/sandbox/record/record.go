@@ -87,7 +87,7 @@ const (
 	OOM          Reason = "oom"           // it went over its memory limit, or the host had no memory left
 	DiskFull     Reason = "disk_full"     // its entrypoint failed while its disk was full
 	PidsLimit    Reason = "pids_limit"    // its entrypoint failed after it was refused processes
-	KernelMemory Reason = "kernel_memory" // its sockets held memory of the kernel that no limit counts
+	KernelMemory Reason = "kernel_memory" // its sockets or locks held memory of the kernel that no limit counts
 	HostReboot   Reason = "host_reboot"   // the host went down under it
 	Restored     Reason = "restored"      // it ran when the backup was made from which the state was restored
 	RuntimeCrash Reason = "runtime_crash" // runtime or agent died without a message

@@ -206,6 +206,22 @@ func fillUDPErrors(fd int) error {
 	return nil
 }
 
+// locks locks so many thousand parts of files, and waits for what ends it.
+func locks(args []string) (string, error) {
+	more, err := until(args[0], func(int) error {
+		fd, err := unix.MemfdCreate("locked", unix.MFD_CLOEXEC)
+		for i := 0; i < 1000 && err == nil; i++ {
+			part := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(2 * i), Len: 1}
+			err = unix.FcntlFlock(uintptr(fd), unix.F_SETLK, &part)
+		}
+		return err
+	})
+	if err == nil {
+		time.Sleep(10 * time.Second) // as unread
+	}
+	return more, err
+}
+
 // tcpUnread sends so many MiB to sockets of its own that nobody reads, and waits for what ends it.
 func tcpUnread(args []string) (string, error) {
 	listener, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -65,6 +65,7 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"pressure":     pressure,
 	"unread":       unread,
 	"unread-tcp":   tcpUnread,
+	"locks":        locks,
 	"threads":      threads,
 	"threads-here": threadsHere,
 	"connect":      func(a []string) (string, error) { return connect(a[0]) },

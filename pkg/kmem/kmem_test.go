@@ -1,4 +1,4 @@
-package buffers
+package kmem
 
 import (
 	"context"
@@ -51,6 +51,7 @@ func newBench() *bench {
 			return held, nil
 		},
 		Counts:    func(id string) (int64, error) { return b.counts[id], nil },
+		Processes: func(string) ([]int, error) { return nil, nil },
 		Available: func() (int64, error) { return b.left.Load(), nil },
 		End: func(_ context.Context, was record.Record, text string) error {
 			if b.slow != nil && was.ID == "a" {

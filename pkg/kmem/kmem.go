@@ -1,9 +1,10 @@
-// Package buffers watches the memory that sockets of guests hold in the kernel and that no cgroup is
-// charged with: messages of netlink and ICMP that nobody reads, errors of UDP, and on v1 all of TCP and UDP.
+// Package kmem watches memory of the kernel that guests take and that no cgroup is charged with. Messages
+// that nobody reads are one kind: of netlink and ICMP, errors of UDP, and on v1 all of TCP and UDP. Locks on
+// files are the other one.
 //
-// On runc a guest fills half a gigabyte a second with them, however small its memory limit is. The
-// kernel has no limit for that, so a sandbox that holds more than Limit is ended, with that
-// reason.
+// On runc a guest fills half a gigabyte a second with messages and 20 MiB with locks, however small its
+// memory limit is. The kernel has no limit for that, so a sandbox that holds more than Limit or Locks is
+// ended, with that reason.
 //
 // To look at a sandbox costs 20 µs or more, so not all are looked at each time. Each tick reads one
 // number, the memory that the host has left. All sandboxes are looked at when that fell by Step
@@ -11,7 +12,7 @@
 //
 // What surprises: guests that use their own memory make that number fall, too. So on a busy host
 // the looks are many, and Share bounds what part of the time they take.
-package buffers
+package kmem
 
 import (
 	"context"
@@ -49,15 +50,18 @@ type Watch struct {
 	Held func(ids []string, least int64) (map[string]netns.Held, error)
 	// Counts is what cgroup v1 counts of TCP and UDP of a sandbox beside its memory; 0 on v2.
 	Counts func(id string) (int64, error)
+	// Processes lists the processes of a sandbox.
+	Processes func(id string) ([]int, error)
 	// Available is the memory that the host has left, in bytes.
 	Available func() (int64, error)
 	// End ends a sandbox, if the life is not over that was has. text says why.
 	End func(ctx context.Context, was record.Record, text string) error
-	// Watched reports whether the sockets of a sandbox are the host's kernel's.
+	// Watched reports whether the sockets and locks of a sandbox are the host's kernel's.
 	Watched func(r *record.Record) bool
 	Log     *slog.Logger
 
 	failed string // the last error that was logged
+	unseen bool   // the last look has found locks that no sandbox shows
 	ends   sync.WaitGroup
 	mu     sync.Mutex
 	ending map[string]bool // sandboxes that are being ended; guarded by mu
@@ -87,12 +91,12 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
-// Look looks at all sandboxes once, and begins to end those that hold more than Limit. It does not wait for their ends:
+// Look looks at all sandboxes once, and begins to end those that hold too much. It does not wait for their ends:
 // a guest can make its own slow, and the others are watched all the same.
 func (w *Watch) Look(ctx context.Context) error {
 	all, err := w.Sandboxes(ctx)
 	if err != nil {
-		return fmt.Errorf("look at what sockets of sandboxes hold: %w", err)
+		return fmt.Errorf("look at what sandboxes hold in the kernel: %w", err)
 	}
 	live := map[string]*record.Record{}
 	ids := make([]string, 0, len(all))
@@ -105,6 +109,22 @@ func (w *Watch) Look(ctx context.Context) error {
 		return nil
 	}
 	over := map[string]string{}
+	err = w.sockets(ids, over)
+	unseen, lerr := lockBounds.look(ids, w.Processes, over)
+	if unseen && !w.unseen {
+		w.Log.Warn(fmt.Sprintf("this host has more than %d locks on parts of files, and no sandbox on runc shows that it holds so many: "+
+			"programs of the host hold them, or a guest hides locks of open file descriptions, which the security level strict refuses",
+			Locks))
+	}
+	w.unseen = unseen
+	for id, text := range over {
+		w.end(ctx, *live[id], text)
+	}
+	return errors.Join(err, lerr)
+}
+
+// sockets adds to over those of ids whose sockets hold too much, with the reason.
+func (w *Watch) sockets(ids []string, over map[string]string) error {
 	held, err := w.Held(ids, Limit)
 	for id, h := range held {
 		over[id] = fmt.Sprintf("its sockets held %s of the kernel's memory in messages that it did not read (most of them %s), which its "+
@@ -119,9 +139,6 @@ func (w *Watch) Look(ctx context.Context) error {
 				"host with cgroup v1; %s are allowed: read what is received, or open fewer connections", record.Mebibytes(n),
 				record.Mebibytes(Counted))
 		}
-	}
-	for id, text := range over {
-		w.end(ctx, *live[id], text)
 	}
 	return errors.Join(failed...)
 }
@@ -139,7 +156,7 @@ func (w *Watch) end(ctx context.Context, was record.Record, text string) {
 	w.ending[was.ID] = true
 	w.ends.Go(func() {
 		if err := w.End(ctx, was, text); err != nil && ctx.Err() == nil {
-			w.Log.Error("cannot end a sandbox whose sockets hold too much memory of the kernel; it is tried again", "sandbox", was.ID,
+			w.Log.Error("cannot end a sandbox that holds too much memory of the kernel; it is tried again", "sandbox", was.ID,
 				"err", err)
 			again := time.NewTimer(Often)
 			defer again.Stop()
@@ -161,7 +178,7 @@ func (w *Watch) complain(ctx context.Context, err error) {
 		text = err.Error()
 	}
 	if text != w.failed && text != "" && ctx.Err() == nil {
-		w.Log.Error("cannot watch what sockets of sandboxes hold in the kernel; it is tried again", "err", err)
+		w.Log.Error("cannot watch what sandboxes hold in the kernel; it is tried again", "err", err)
 	}
 	w.failed = text
 }
