@@ -46,7 +46,8 @@ var rooms = map[string]map[string][]string{
 	"internal/cli": {
 		"text":       {}, // sizes, times and tables as people read them
 		"group":      {}, // commands that have subcommands; sandboxd has some too
-		"command":    {"text", "group"},
+		"words":      {}, // docker's words
+		"command":    {"text", "group", "words"},
 		"foreground": {"text", "command"}, // a guest's program in the foreground of this terminal
 		"bench":      {"text", "command"},
 		"code":       {"text", "command", "foreground"},

@@ -1,21 +1,10 @@
 // Package cli is the command line of sandboxd: it puts the rooms below it
-// together. A room makes the commands of one subject and imports no other room:
-//
-//	sandbox    run, create, ps, inspect, update, rename, start, stop, restart, kill, pause, resume, wait, renew, rm
-//	exec       exec, shell, attach, command, logs
-//	code       eval, code
-//	files      cp, diff
-//	network    egress, endpoint, network, port
-//	secret     secret
-//	observe    events, stats, top, diagnostics
-//	pool       pool
-//	image, images, tag, commit, rmi, volume, snapshot
-//	system     system, version, key
-//	bench
+// together. A room makes the commands of one subject and imports no other room.
 //
 // All stand on three: command holds what every command needs, foreground runs a
 // command of a sandbox as if it ran here, text prints. Package command shows how
-// a command is written. Package group refuses what is no command.
+// a command is written. Package group refuses what is no command, and package words
+// knows docker's.
 package cli
 
 import (
@@ -53,12 +42,29 @@ func newRoot(version string) *cobra.Command {
   sandboxctl shell lab
   sandboxctl rm lab`,
 	}
-	for _, room := range []func(*command.Program) []*cobra.Command{
-		sandbox.Commands, fork.Commands, exec.Commands, code.Commands, files.Commands, network.Commands, secret.Commands, observe.Commands,
-		pool.Commands, image.Commands, volume.Commands, snapshot.Commands, system.Commands, bench.Commands,
-	} {
-		root.AddCommand(room(p)...)
+	for _, subject := range subjects {
+		root.AddGroup(&cobra.Group{ID: subject.title, Title: subject.title + ":"})
+		for _, room := range subject.rooms {
+			for _, cmd := range room(p) {
+				cmd.GroupID = subject.title
+				root.AddCommand(cmd)
+			}
+		}
 	}
 	p.Prepare(root)
 	return root
+}
+
+// subjects are the commands in the order in which help lists them.
+var subjects = []struct {
+	title string
+	rooms []func(*command.Program) []*cobra.Command
+}{
+	{"Sandboxes", []func(*command.Program) []*cobra.Command{sandbox.Commands}},
+	{"Commands, code and files in sandboxes", []func(*command.Program) []*cobra.Command{exec.Commands, code.Commands, files.Commands}},
+	{"Network and secrets", []func(*command.Program) []*cobra.Command{network.Commands, secret.Commands}},
+	{"What sandboxes do and use", []func(*command.Program) []*cobra.Command{observe.Commands}},
+	{"Copies of sandboxes, and ready ones", []func(*command.Program) []*cobra.Command{fork.Commands, snapshot.Commands, pool.Commands}},
+	{"Images and volumes", []func(*command.Program) []*cobra.Command{image.Commands, volume.Commands}},
+	{"The daemon and its host", []func(*command.Program) []*cobra.Command{system.Commands, bench.Commands}},
 }

@@ -421,7 +421,7 @@ func TestExitCodes(t *testing.T) {
 		"unknown image":  {args: []string{"run", "nope", "--", "true"}, code: 125, says: "image ls"},
 		"no command":     {args: []string{"run", "base"}, code: 125, says: "neither ENTRYPOINT nor CMD"},
 		"unknown flag":   {args: []string{"run", "--nope", "base", "true"}, code: 125, says: "--help"},
-		"flag too late":  {args: []string{"run", "base", "--runtime", "runc"}, code: 125, says: "put flags of sandboxctl run before it"},
+		"flag too late":  {args: []string{"run", "python", "--runtime", "runc"}, code: 125, says: "put flags of sandboxctl run before it"},
 		"terminal":       {args: []string{"run", "-it", "base", "sh"}, code: 125, says: "not a TTY"},
 		"unknown verb":   {args: []string{"rnu"}, code: 125, says: "or `sandboxctl run`?"},
 		"unknown deeper": {args: []string{"image", "bild"}, code: 125, says: "did you mean `sandboxctl image build`?"},
@@ -876,11 +876,11 @@ func TestOutput(t *testing.T) {
 func TestFilters(t *testing.T) {
 	d := newDaemon(t)
 	for filter, want := range map[string]string{
-		"state=Bogus":   "the states are Pending, Running, Pausing, Paused, Resuming, Stopping, Terminated, Failed",
-		"status=exited": "the states are",
-		"state=":        "the states are",
-		"color=red":     "want state=",
-		"label=team":    "want label=KEY=VALUE",
+		"state=Bogus": "the states are Pending, Running, Pausing, Paused, Resuming, Stopping, Terminated, Failed",
+		"status=gone": "the states are",
+		"state=":      "the states are",
+		"color=red":   "want state=",
+		"label=team":  "want label=KEY=VALUE",
 	} {
 		if r := d.run(t, "ps", "--filter", filter); r.code != 125 || !strings.Contains(r.errout, want) || r.out != "" {
 			t.Errorf("%s: %+v", filter, r)

@@ -36,7 +36,9 @@ func TestTop(t *testing.T) {
 	if r := d.run(t, "top", "-n", "2", "-d", "100ms", "-o", "name"); strings.Count(r.out, testID) != 2 {
 		t.Errorf("twice: %+v", r)
 	}
-	for args, text := range map[string]string{"--sort colour": "cpu, memory", "-d 1ms": "100ms", "-o yaml": "json", "lab": "unknown"} {
+	for args, text := range map[string]string{
+		"--sort colour": "cpu, memory", "-d 1ms": "100ms", "-o yaml": "json", "lab": "exec lab -- ps",
+	} {
 		if r := d.run(t, append([]string{"top"}, strings.Fields(args)...)...); r.code != 125 || !strings.Contains(r.errout, text) {
 			t.Errorf("top %s: %+v", args, r)
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/cli/text"
@@ -31,6 +32,41 @@ func Size(s string) string {
 		return m[1] + strings.ToUpper(m[2]) + "i"
 	}
 	return s
+}
+
+// Duration reads a time of a command line: 30m, 1h30m, or a number of seconds, as docker takes it.
+func Duration(s string) (time.Duration, error) {
+	if n, err := strconv.ParseInt(s, 10, 32); err == nil {
+		return time.Duration(n) * time.Second, nil
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		return 0, errs.New(errs.Invalid, "want a time such as 90s, 30m or 2h, or a number of seconds")
+	}
+	return d, nil
+}
+
+// DurationFlag adds a flag that Duration reads. short may be empty, and a default of 0 is not printed.
+func DurationFlag(f *pflag.FlagSet, d *time.Duration, name, short string, value time.Duration, usage string) {
+	*d = value
+	f.VarP((*durationFlag)(d), name, short, usage)
+}
+
+type durationFlag time.Duration
+
+func (d *durationFlag) Type() string { return "duration" }
+
+func (d *durationFlag) String() string {
+	if *d == 0 {
+		return ""
+	}
+	return time.Duration(*d).String()
+}
+
+func (d *durationFlag) Set(s string) error {
+	v, err := Duration(s)
+	*d = durationFlag(v)
+	return err
 }
 
 // Environment reads --env-file and then --env, as docker does.

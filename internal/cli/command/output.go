@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -28,6 +29,7 @@ type Output struct {
 	Quiet  bool // -q, which is -o name
 	Full   bool // columns are not shortened
 	Lines  bool // more than one answer comes: as JSON each is a line
+	Width  int  // of tables; 0: of the terminal
 
 	format format
 }
@@ -77,6 +79,8 @@ type Listing[T any] struct {
 	Header []string
 	Row    func(T) []string
 	Docker func(T) Fields // what docker calls its properties; may be nil
+	Drop   []string       // columns that a narrow terminal does not show, the least important one first
+	State  func(T) string // gives the column STATE a colour on a terminal; may be nil
 }
 
 // FormatFlag adds --format to the command that shows the list.
@@ -134,7 +138,33 @@ func (l Listing[T]) Show(w io.Writer, o *Output, list []T) error {
 	for _, v := range list {
 		rows = append(rows, l.Row(v))
 	}
-	return text.Table(w, l.Header, rows)
+	grid := text.Grid{Header: l.Header, Rows: rows, Width: o.Width, Drop: l.Drop}
+	if f, ok := w.(*os.File); ok && IsTerminal(f) {
+		l.onTerminal(&grid, f, o, list)
+	}
+	return grid.Write(w)
+}
+
+// onTerminal makes a table fit to a terminal, and colours the states in it (https://no-color.org).
+func (l Listing[T]) onTerminal(grid *text.Grid, f *os.File, o *Output, list []T) {
+	if width, _, err := term.GetSize(int(f.Fd())); err == nil && !o.Full && grid.Width == 0 {
+		grid.Width = width
+	}
+	if l.State == nil || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return
+	}
+	grid.Colour = func(row int, column string) string {
+		if column != "STATE" {
+			return ""
+		}
+		return stateColours[l.State(list[row])]
+	}
+}
+
+// stateColours are green for what runs, yellow for what rests or changes, red for what failed.
+var stateColours = map[string]string{
+	wire.Running: "32", wire.Failed: "31",
+	wire.Pending: "33", wire.Pausing: "33", wire.Paused: "33", wire.Resuming: "33", wire.Stopping: "33",
 }
 
 // Of returns the function that cobra runs for a command that fetches and shows a

@@ -30,6 +30,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/sandboxd/sandboxd/internal/cli/group"
+	"github.com/sandboxd/sandboxd/internal/cli/words"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -61,6 +62,7 @@ func (p *Program) Prepare(root *cobra.Command) {
 	})
 	completeInBash(root)
 	p.complete(root)
+	words.Prepare(root)
 	for _, cmd := range root.Commands() {
 		explainArgs(cmd)
 	}
@@ -73,8 +75,11 @@ func Execute(root *cobra.Command, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	group.Strict(root)
-	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	args, err := words.Line(args)
+	if err == nil {
+		root.SetArgs(args)
+		err = root.ExecuteContext(ctx)
+	}
 	if err == nil {
 		return 0
 	}

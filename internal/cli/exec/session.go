@@ -85,7 +85,8 @@ and keeps its state.`,
 	})
 	cmd.Flags().SetInterspersed(false)
 	cmd.Flags().StringVarP(&line.Dir, "workdir", "w", "", "working directory of this command only")
-	cmd.Flags().DurationVar(&line.Timeout, "timeout", 0, "end the command after this time, such as 30s; the exit status is then 124")
+	command.DurationFlag(cmd.Flags(), &line.Timeout, "timeout", "", 0,
+		"end the command after this time, such as 30s; the exit status is then 124")
 	return cmd
 }
 

@@ -26,7 +26,7 @@ func (e *Flags) Add(cmd *cobra.Command) {
 	f.StringVarP(&e.User, "user", "u", "", "user to run as, NAME|UID[:GROUP|GID] (default: the image's)")
 	f.BoolVarP(&e.Interactive, "interactive", "i", false, "pass standard input to the command")
 	f.BoolVarP(&e.TTY, "tty", "t", false, "allocate a terminal for the command; -it connects it to this one")
-	f.DurationVar(&e.Timeout, "timeout", 0, "kill the command after this time, such as 30s; the exit status is then 124")
+	command.DurationFlag(f, &e.Timeout, "timeout", "", 0, "kill the command after this time, such as 30s; the exit status is then 124")
 	DetachKeysFlag(cmd, &e.DetachKeys)
 }
 

@@ -78,7 +78,7 @@ copy that is.`,
 	f.StringVar(&o.name, "name", "", "name of the copies; with more than one, each gets a number: NAME-1, NAME-2")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "environment variable of what is started in the copies: NAME=VALUE, or NAME to pass on the "+
 		"local value")
-	f.DurationVar(&o.timeout, "timeout", time.Hour, "remove each copy after this time, such as 10m")
+	command.DurationFlag(f, &o.timeout, "timeout", "", time.Hour, "remove each copy after this time, such as 10m")
 	f.BoolVar(&o.first, "until-success", false, "keep the first copy in which COMMAND exits with 0, and remove the others")
 	o.output.Flags(cmd, true)
 	return cmd

@@ -3,7 +3,8 @@
 // that names the likely ones. The programs sandboxctl and sandboxd both use it.
 //
 // What surprises: below the root, cobra by itself prints help after an unknown subcommand
-// and succeeds. So a script with a typo would go on.
+// and succeeds. So a script with a typo would go on. And it reads flags first: of a command
+// that does not exist it would say that its flags do not.
 package group
 
 import (
@@ -24,6 +25,13 @@ func Strict(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	strict(root)
+	before := root.FlagErrorFunc()
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if args := cmd.Flags().Args(); cmd.HasSubCommands() && len(args) > 0 { // it stands before the flag
+			return unknown(cmd, args[0])
+		}
+		return before(cmd, err)
+	})
 	print := root.HelpFunc()
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		if cmd.HasSubCommands() {
@@ -69,14 +77,36 @@ func helpOn(help *cobra.Command, args []string) error {
 
 // unknown is the error that cmd has no subcommand of this name.
 func unknown(cmd *cobra.Command, name string) error {
-	cmd.SuggestionsMinimumDistance = 2 // as cobra has it for the root
-	like := cmd.SuggestionsFor(name)
-	for i, l := range like {
-		like[i] = "`" + cmd.CommandPath() + " " + l + "`"
+	like := elsewhere(cmd, name)
+	if len(like) == 0 {
+		cmd.SuggestionsMinimumDistance = 2 // as cobra has it for the root
+		for _, near := range cmd.SuggestionsFor(name) {
+			like = append(like, "`"+cmd.CommandPath()+" "+near+"`")
+		}
 	}
 	hint := "see"
 	if len(like) > 0 {
 		hint = "did you mean " + strings.Join(like, " or ") + "? See"
 	}
 	return &Unknown{fmt.Sprintf("unknown command %q for %q; %s `%s --help`", name, cmd.CommandPath(), hint, cmd.CommandPath())}
+}
+
+// elsewhere lists the commands that have this very name, above or below cmd or beside it. Of very many it names none.
+func elsewhere(cmd *cobra.Command, name string) (like []string) {
+	var walk func(at *cobra.Command)
+	walk = func(at *cobra.Command) {
+		for _, sub := range at.Commands() {
+			if sub.IsAvailableCommand() && (sub.Name() == name || sub.HasAlias(name)) {
+				like = append(like, "`"+sub.CommandPath()+"`")
+			}
+			walk(sub)
+		}
+	}
+	if walk(cmd); len(like) == 0 {
+		walk(cmd.Root())
+	}
+	if len(like) > 3 {
+		return nil
+	}
+	return like
 }

@@ -57,12 +57,22 @@ func TestStrict(t *testing.T) {
 		{"help image bild", "did you mean `prog image build`?"},
 		{"help imgae", "did you mean `prog image`?"},
 		{"completion bsh", "did you mean `prog completion bash`"},
+		{"imgae -x", "did you mean `prog image`?"},
+		{"--host x imgae --yy z", "did you mean `prog image`?"},
+		{"image bild -t x", "did you mean `prog image build`?"},
+		{"-x imgae", "unknown shorthand flag: 'x'"},
+		{"run -x", "unknown shorthand flag: 'x'"},
+		{"list", "unknown command \"list\" for \"prog\"; did you mean `prog image deep list`? See `prog --help`"},
+		{"build", "did you mean `prog image build`?"},
+		{"image run", "did you mean `prog run`?"},
+		{"rum", "did you mean `prog run`?"},
 	} {
 		out, err := execute(strings.Fields(c.args)...)
 		switch {
 		case c.want == "" && err != nil:
 			t.Errorf("%s: %v", c.args, err)
-		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !errors.As(err, new(*group.Unknown))):
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) ||
+			strings.Contains(c.want, "flag") == errors.As(err, new(*group.Unknown))):
 			t.Errorf("%s: %v, want %s", c.args, err, c.want)
 		case c.want != "" && out != "":
 			t.Errorf("%s prints %q beside its error", c.args, out)

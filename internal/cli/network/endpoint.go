@@ -58,7 +58,7 @@ gateway.`,
 		return printEndpoint(&o, e)
 	})
 	o.Flags(cmd, true)
-	cmd.Flags().DurationVar(&expires, "expires", 0,
+	command.DurationFlag(cmd.Flags(), &expires, "expires", "", 0,
 		"sign the address, so that it needs no headers for this time, such as 1h")
 	return cmd
 }

@@ -44,7 +44,13 @@ there are several, each is one line.`,
 		Example: `  sandboxctl top
   sandboxctl top --sort memory -d 5s
   sandboxctl top -n 1 -o json | jq '.[] | select(.cpuPercent > 90) | .id'`,
-		Args: cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return errs.New(errs.Invalid, "top shows all sandboxes; the processes of one: sandboxctl exec %s -- ps aux; what it uses: "+
+				"sandboxctl stats %[1]s", text.Clip(args[0], 60))
+		},
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			by, ok := orders[sort]
 			if !ok {
@@ -67,7 +73,7 @@ there are several, each is one line.`,
 	}
 	o.Flags(cmd, false)
 	cmd.Flags().IntVarP(&times, "iterations", "n", 0, "number of measurements (default: no limit on a terminal, else 1)")
-	cmd.Flags().DurationVarP(&every, "delay", "d", time.Second, "time between two measurements")
+	command.DurationFlag(cmd.Flags(), &every, "delay", "d", time.Second, "time between two measurements")
 	cmd.Flags().StringVar(&sort, "sort", "cpu", "sort by cpu, memory, pids, disk, age or name")
 	command.Choices(cmd, "sort", "cpu", "memory", "pids", "disk", "age", "name")
 	return cmd
@@ -213,7 +219,7 @@ func page(list []usage, now time.Time, width, height int) []byte {
 	var all bytes.Buffer
 	fmt.Fprintf(&all, "%s  %s, CPU %.0f%%, memory %s   (q quits)\n\n",
 		now.Format(time.TimeOnly), errs.Count(len(list), "sandbox", "sandboxes"), cpu, text.Bytes(memory))
-	usages.Show(&all, &command.Output{}, list) //nolint:errcheck // a buffer takes all
+	usages.Show(&all, &command.Output{Width: width}, list) //nolint:errcheck // a buffer takes all
 	lines := strings.Split(strings.TrimSuffix(all.String(), "\n"), "\n")
 	var b bytes.Buffer
 	b.WriteString("\x1b[H")
@@ -233,6 +239,7 @@ func page(list []usage, now time.Time, width, height int) []byte {
 var usages = command.Listing[usage]{
 	Name:   func(s usage) string { return s.ID },
 	Header: []string{"ID", "CPU%", "MEMORY / LIMIT", "PIDS", "DISK", "NET IN / OUT", "AGE", "RUNTIME", "NAME"},
+	Drop:   []string{"RUNTIME", "NET IN / OUT", "AGE", "DISK", "PIDS"},
 	Row: func(s usage) []string {
 		u := s.Usage
 		name := s.Name

@@ -104,7 +104,7 @@ members and sandboxes of the pool are at most --limit together.`,
 	f.StringSliceVar(&prestart, "prestart", nil, "languages whose code contexts run already, such as python")
 	f.StringVar(&warm, "warm", "", "command for the shell that each member runs once; a member in which it fails is not kept")
 	f.StringVar(&ready, "ready", "", "command for the shell that is then tried in each member until it succeeds, for a minute at most")
-	f.DurationVar(&maxAge, "max-age", 0, "release members that nobody took for so long, such as 1h (default: never)")
+	command.DurationFlag(f, &maxAge, "max-age", "", 0, "release members that nobody took for so long, such as 1h (default: never)")
 	f.IntVar(&least, "min", 1, "ready members below which more are made")
 	f.IntVar(&most, "max", 2, "ready members until which they are made")
 	f.IntVar(&leastAll, "least", 0, "members and sandboxes of the pool below which members are made")

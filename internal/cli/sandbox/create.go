@@ -81,7 +81,7 @@ these programs have been given before, such as their environment, stays.`,
 	}
 	o.spec.flags(cmd)
 	o.output.Flags(cmd, true)
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "remove the sandbox after this time, such as 30m (default: never)")
+	command.DurationFlag(cmd.Flags(), &o.timeout, "timeout", "", 0, "remove the sandbox after this time, such as 30m (default: never)")
 	cmd.Flags().StringVar(&o.from, "from", "", "id or name of a snapshot to start from, instead of an image")
 	cmd.Flags().BoolVar(&o.memory, "with-memory", false, "with --from: start with the memory of the snapshot, too; its programs run on")
 	cmd.Flags().BoolVar(&o.secure, "secure-access", false,

@@ -77,6 +77,9 @@ func stateOf(sb wire.Sandbox) string {
 	st := sb.Status
 	switch {
 	case st.State == wire.Failed, st.State == wire.Terminated:
+		if sb.Sandboxd != nil && sb.Sandboxd.ExitCode != nil {
+			return fmt.Sprintf("%s (%s, code %d)", st.State, st.Reason, *sb.Sandboxd.ExitCode)
+		}
 		return fmt.Sprintf("%s (%s)", st.State, st.Reason)
 	case sb.Sandboxd != nil && sb.Sandboxd.HibernatedBytes > 0:
 		return st.State + " (hibernated)"

@@ -25,6 +25,12 @@ var (
 		wire.Pending, wire.Running, wire.Pausing, wire.Paused, wire.Resuming, wire.Stopping,
 	}
 	states = append(slices.Clone(live), wire.Terminated, wire.Failed)
+
+	// dockerStates are docker's words for states that have other names here.
+	dockerStates = map[string][]string{
+		"created": {wire.Pending}, "restarting": {wire.Pending}, "removing": {wire.Stopping},
+		"exited": {wire.Terminated, wire.Failed}, "dead": {wire.Failed},
+	}
 )
 
 func newPs(p *command.Program) *cobra.Command {
@@ -32,6 +38,8 @@ func newPs(p *command.Program) *cobra.Command {
 		o       command.Output
 		all     bool
 		filters []string
+		last    int
+		latest  bool
 	)
 	cmd := &cobra.Command{
 		Use:     "ps",
@@ -47,7 +55,10 @@ func newPs(p *command.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if f.States == nil && !all {
+			if latest {
+				last = 1
+			}
+			if f.States == nil && !all && last == 0 {
 				f.States = live
 			}
 			list, err := cl.List(ctx, f)
@@ -57,6 +68,10 @@ func newPs(p *command.Program) *cobra.Command {
 			list = slices.DeleteFunc(list, func(sb wire.Sandbox) bool {
 				return len(names) > 0 && !slices.Contains(names, command.NameOf(sb)) && !slices.Contains(names, sb.ID)
 			})
+			if last > 0 {
+				slices.SortStableFunc(list, func(a, b wire.Sandbox) int { return b.CreatedAt.Compare(a.CreatedAt) })
+				list = list[:min(last, len(list))]
+			}
 			return sandboxes(&o).Show(os.Stdout, &o, list)
 		}),
 	}
@@ -65,6 +80,8 @@ func newPs(p *command.Program) *cobra.Command {
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also list sandboxes that have ended")
 	cmd.Flags().StringArrayVarP(&filters, "filter", "f", nil, "list only sandboxes with state=Running, label=KEY=VALUE or name=NAME")
 	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not truncate columns")
+	cmd.Flags().IntVarP(&last, "last", "n", 0, "list only the N sandboxes that were created last, in any state")
+	cmd.Flags().BoolVarP(&latest, "latest", "l", false, "the same as -n 1")
 	return cmd
 }
 
@@ -76,11 +93,15 @@ func parseFilters(list []string) (f client.Filter, names []string, err error) {
 		switch k {
 		case "state", "status":
 			i := slices.IndexFunc(states, func(st string) bool { return strings.EqualFold(st, v) })
-			if i < 0 {
+			known := dockerStates[strings.ToLower(v)]
+			if i >= 0 {
+				known = states[i : i+1]
+			}
+			if known == nil {
 				return f, nil, errs.New(errs.Invalid, "--filter %q: there is no such state; the states are %s",
 					text.Clip(s, 60), strings.Join(states, ", "))
 			}
-			f.States = append(f.States, states[i])
+			f.States = append(f.States, known...)
 		case "name", "id":
 			names = append(names, v)
 		case "label":
@@ -104,6 +125,8 @@ func sandboxes(o *command.Output) command.Listing[wire.Sandbox] {
 	return command.Listing[wire.Sandbox]{
 		Name:   func(sb wire.Sandbox) string { return sb.ID },
 		Header: []string{"ID", "NAME", "IMAGE", "RUNTIME", "STATE", "ENTRYPOINT", "CREATED", "EXPIRES"},
+		Drop:   []string{"ENTRYPOINT", "RUNTIME", "EXPIRES", "CREATED", "IMAGE"},
+		State:  func(sb wire.Sandbox) string { return sb.Status.State },
 		Row: func(sb wire.Sandbox) []string {
 			row := []string{
 				sb.ID, command.NameOf(sb), imageOf(sb), "", stateOf(sb), strings.Join(sb.Entrypoint, " "),

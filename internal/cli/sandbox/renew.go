@@ -20,9 +20,10 @@ func newRenew(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl renew lab 30m`,
 		Args:    cobra.ExactArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			d, err := time.ParseDuration(args[1])
+			d, err := command.Duration(args[1])
 			if err != nil || d <= 0 {
-				return errs.New(errs.Invalid, "%q: want a duration above 0, such as 90s, 30m or 2h", text.Clip(args[1], 40))
+				return errs.New(errs.Invalid, "%q: want a duration above 0, such as 90s, 30m, 2h or a number of seconds",
+					text.Clip(args[1], 40))
 			}
 			t, err := cl.Renew(ctx, args[0], time.Now().Add(d))
 			if err != nil {

@@ -72,7 +72,7 @@ start runs it again, sandboxctl rm removes it. It has no timeout.`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	cmd.RunE = p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-		if err := command.FlagsFirst(cmd, args); err != nil {
+		if err := command.FlagsFirst(cmd, args); err != nil && !takesFlags(ctx, cl, &o.spec, args[0]) {
 			return err
 		}
 		return o.run(ctx, cl, args[0], args[1:])
@@ -119,6 +119,15 @@ func (o *runFlags) run(ctx context.Context, cl *client.Client, image string, arg
 		r.Extensions[wire.ExtImageCommand] = "true"
 	}
 	return createKept(ctx, cl, r, f.Timeout, true, command.Output{Format: command.Table})
+}
+
+// takesFlags reports whether words behind the image are arguments of a program: of --entrypoint, or of the image's own.
+func takesFlags(ctx context.Context, cl *client.Client, s *spec, image string) bool {
+	if s.entrypoint != "" {
+		return true
+	}
+	i, err := cl.Images().Inspect(ctx, image)
+	return err != nil || len(i.Entrypoint) > 0 // one that is not here yet may have an ENTRYPOINT
 }
 
 func noCommand(image string) error {

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"os"
 	"strings"
 
@@ -63,6 +64,8 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "label KEY=VALUE")
 	f.StringVar(&s.network, "network", "", "network mode: none, rules (only what --allow permits) or open (any public address that no "+
 		"--deny names)")
+	f.StringVar(&s.network, "net", "", "the same as --network (docker's older name)")
+	_ = f.MarkHidden("net")
 	s.rules.Flags(f)
 	f.StringVar(&s.policy, "policy", "", "network policy: NAME of a policy to follow (sandboxctl policy), NAME@VERSION to keep that "+
 		"version, or a JSON file, {\"defaultAction\", \"egress\"}, - for standard input; --allow and --deny come before the rules of "+
@@ -70,7 +73,9 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f.StringArrayVarP(&s.publish, "publish", "p", nil,
 		"publish a TCP port of the sandbox on the host: [HOSTIP:]HOSTPORT:PORT (default HOSTIP: 127.0.0.1)")
 	f.StringVar(&s.entrypoint, "entrypoint", "", "program to run instead of the image's ENTRYPOINT; COMMAND and ARG become its arguments")
-	f.StringVar(&s.hostname, "hostname", "", "host name inside (default: the name of the sandbox, or its id)")
+	f.StringVarP(&s.hostname, "hostname", "h", "", "host name inside (default: the name of the sandbox, or its id)")
+	f.Bool("help", false, "help for "+cmd.Name()) // cobra's own has -h, too, which is docker's for the host name
+	cmd.SetFlagErrorFunc(flagError)
 	f.StringVar(&s.pull, "pull", pullMissing, "pull the image first: always, missing (only if it is not on the daemon's host) or never")
 	command.Choices(cmd, "pull", pullAlways, pullMissing, pullNever)
 	command.Choices(cmd, "runtime", "runsc", "runc")
@@ -198,6 +203,12 @@ func (s *spec) fetch(ctx context.Context, cl *client.Client, image string, show 
 		}
 		_, err := cl.Images().Pull(ctx, image, nil, bar.Image)
 		bar.Clear()
+		if err != nil {
+			if _, here := cl.Images().Inspect(ctx, image); here == nil {
+				err = errs.Wrap(err, errs.CodeOf(err), "--pull always: %s. The image %s that is on the daemon's host was built, imported "+
+					"or pulled before; leave out --pull to use it", strings.TrimSuffix(err.Error(), "."), image)
+			}
+		}
 		return err
 	case pullNever:
 		_, err := cl.Images().Inspect(ctx, image)
@@ -217,4 +228,17 @@ func (s *spec) argv(rest []string) (argv []string, ofImage bool) {
 		return rest, false
 	}
 	return rest, true
+}
+
+// flagError explains what comes of docker's habits: -h alone asks for help, and create wants "--" before a command.
+func flagError(cmd *cobra.Command, err error) error {
+	if missing, ok := errors.AsType[*pflag.ValueRequiredError](err); ok && missing.GetSpecifiedName() == "h" {
+		return pflag.ErrHelp
+	}
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if args := cmd.Flags().Args(); ok && len(args) > 1 {
+		return errs.New(errs.Invalid, "%s; if it belongs to the command that begins with %s, write %s [flags] %s -- %s …", unknown,
+			text.Clip(args[1], 40), cmd.CommandPath(), text.Clip(args[0], 60), text.Clip(args[1], 40))
+	}
+	return cmd.Parent().FlagErrorFunc()(cmd, err)
 }

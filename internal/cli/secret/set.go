@@ -79,7 +79,8 @@ its files and commands.`,
 	f.StringVar(&s.file, "file", "", "file of this machine with the value, or - for standard input (default -)")
 	f.StringVar(&s.fromFile, "from-file", "", "absolute path of a file of the daemon's host, which is read when the secret is used")
 	f.BoolVar(&s.fromCommand, "from-command", false, "COMMAND of the daemon's host prints the value; it runs as root, without a shell")
-	f.DurationVar(&s.cache, "cache", time.Minute, "with --from-file and --from-command: how long a value is used before it is read again")
+	command.DurationFlag(f, &s.cache, "cache", "", time.Minute,
+		"with --from-file and --from-command: how long a value is used before it is read again")
 	f.StringVar(&s.env, "env", "", "variable of the sandbox's commands that has the placeholder, such as API_TOKEN")
 	s.given = f.Changed
 	return cmd

@@ -40,7 +40,7 @@ func newSystemDrain(p *command.Program) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&off, "off", false, "create sandboxes again")
 	cmd.Flags().BoolVar(&wait, "wait", false, "return when no sandbox runs or is paused")
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "maximum time to wait, such as 10m (default: no limit)")
+	command.DurationFlag(cmd.Flags(), &timeout, "timeout", "", 0, "maximum time to wait, such as 10m (default: no limit)")
 	return cmd
 }
 

@@ -77,7 +77,7 @@ be shown again. If a key is lost, create another.`,
 	o.Flags(cmd, false)
 	cmd.Flags().StringVar(&role, "role", "operator", "viewer, operator or admin")
 	command.Choices(cmd, "role", "viewer", "operator", "admin")
-	cmd.Flags().DurationVar(&expires, "expires", 0, "time until the key expires, such as 720h (default: it does not expire)")
+	command.DurationFlag(cmd.Flags(), &expires, "expires", "", 0, "time until the key expires, such as 720h (default: it does not expire)")
 	return cmd
 }
 

@@ -8,9 +8,7 @@ package text
 
 import (
 	"fmt"
-	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 
@@ -99,20 +97,4 @@ func Until(t *time.Time) string {
 		return "now"
 	}
 	return "in " + units.HumanDuration(d)
-}
-
-// Table prints rows below a header, columns aligned. Cells are escaped.
-func Table(w io.Writer, header []string, rows [][]string) error {
-	tw := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
-	fmt.Fprintln(tw, strings.Join(header, "\t"))
-	for _, r := range rows {
-		for i, cell := range r {
-			if i > 0 {
-				fmt.Fprint(tw, "\t")
-			}
-			fmt.Fprint(tw, Printable(cell))
-		}
-		fmt.Fprintln(tw)
-	}
-	return tw.Flush()
 }
