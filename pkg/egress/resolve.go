@@ -84,11 +84,16 @@ func (r *resolver) asked(line *child.Conn, m names.Message) {
 		r.tell(line, v, nil)
 		return
 	}
-	why, allow := r.allows(s, m, now)
+	why, do := r.allows(s, m, now)
 	switch {
-	case !allow:
+	case do != names.Forward:
+		rcode := uint8(rcodeRefused)
+		if do == names.NoName {
+			v.Do, rcode = do, rcodeNoName
+			r.ofRequest(s, m, func(q *request) { q.denied = true })
+		}
 		v.Text = "refused by the network policy: " + Denial{Rule: why, By: ByDNS}.Reason()
-		r.note(s, m, "refuse", why, names.RcodeName(rcodeRefused))
+		r.note(s, m, "refuse", why, names.RcodeName(rcode))
 		r.tellName(s, m.Name, why)
 		// The flow log has what a sandbox wanted to reach, and this is as far as it got.
 		query := policy.Flow{Src: s.addr, Proto: unix.IPPROTO_UDP, Port: policy.DNSPort}
@@ -136,35 +141,37 @@ const rcodeNoName, rcodeRefused = 3, 5
 // errRefused: the policy of a sandbox, or a limit, refuses a name.
 var errRefused = errors.New("DNS refuses this name to the sandbox")
 
-// allows reports whether a sandbox may ask for a name, and why, or why not.
-func (r *resolver) allows(s *sandbox, m names.Message, now time.Time) (why string, allow bool) {
+// allows says whether a sandbox may ask for a name, and why, or why not: the answer is Forward, NoName if its policy
+// denies the name, or Refuse. A program that hears that a name does not exist gives up at once; REFUSED makes it try
+// again.
+func (r *resolver) allows(s *sandbox, m names.Message, now time.Time) (why string, do names.Action) {
 	if weak.Off(weak.Resolver) {
-		return "default", true
+		return "default", names.Forward
 	}
 	if !s.dns.within(now) {
-		return fmt.Sprintf("limit of %d DNS queries a second", dnsPerSecond), false
+		return fmt.Sprintf("limit of %d DNS queries a second", dnsPerSecond), names.Refuse
 	}
 	p := s.policy.Load()
 	if !names.Served(m.Type) {
-		return "DNS type " + names.TypeName(m.Type) + " is not served", false
+		return "DNS type " + names.TypeName(m.Type) + " is not served", names.Refuse
 	}
 	// Other letters stand for bytes, and a dot among them would not be the end of a label.
 	if strings.Trim(m.Name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
-		return "not a host name", false
+		return "not a host name", names.Refuse
 	}
 	ok, because := p.Resolves(m.Name)
 	if !ok {
-		return because.Text, false
+		return because.Text, names.NoName
 	}
 	if w := p.Wildcard(m.Name); w != "" {
 		if names.Text(m.Type) {
-			return "DNS type " + names.TypeName(m.Type) + " needs a rule with the whole name, not " + w, false
+			return "DNS type " + names.TypeName(m.Type) + " needs a rule with the whole name, not " + w, names.Refuse
 		}
 		if over := s.dns.watch.Admit(w, m.Name, now); over != "" {
-			return over, false
+			return over, names.Refuse
 		}
 	}
-	return because.Text, true
+	return because.Text, names.Forward
 }
 
 // maxPointers is with how many names of an address the daemon answers.
@@ -192,13 +199,7 @@ func (r *resolver) answer(line *child.Conn, s *sandbox, m names.Message, why str
 	if len(kept) > 0 {
 		s.leases.Add(m.Name, kept, time.Duration(m.TTL)*time.Second, time.Now())
 	}
-	if m.Via != 0 {
-		r.mu.Lock()
-		if q := r.requests[m.Via]; q != nil && q.source == s.addr {
-			q.kept = kept
-		}
-		r.mu.Unlock()
-	}
+	r.ofRequest(s, m, func(q *request) { q.kept = kept })
 	data := names.RcodeName(m.Rcode)
 	if len(kept) > 0 {
 		data = fmt.Sprint(kept[:min(len(kept), 8)])
@@ -210,6 +211,15 @@ func (r *resolver) answer(line *child.Conn, s *sandbox, m names.Message, why str
 	}
 	r.tellName(s, m.Name, "its addresses are private or closed: "+fmt.Sprint(m.Addrs[:min(len(m.Addrs), 8)]))
 	r.tell(line, names.Message{Kind: names.Verdict, ID: m.ID, Do: names.Keep, Addrs: kept}, nil)
+}
+
+// ofRequest does f to the request of s that m belongs to, if it came by one.
+func (r *resolver) ofRequest(s *sandbox, m names.Message, f func(q *request)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if q := r.requests[m.Via]; q != nil && q.source == s.addr {
+		f(q)
+	}
 }
 
 // filter takes out what a public name must not have: addresses of the host and its networks
@@ -260,11 +270,11 @@ func (e *Engine) Resolve(ctx context.Context, s *sandbox, name string) ([]netip.
 	if err != nil {
 		return nil, fmt.Errorf("resolve %s: %w", name, err)
 	}
-	switch rcode := b[3] & 0xf; rcode { // RFC 1035, section 4.1.1
-	case 0, rcodeNoName:
-		return q.kept, nil // written before the answer was sent
-	case rcodeRefused:
+	switch rcode := b[3] & 0xf; { // RFC 1035, section 4.1.1
+	case rcode == rcodeRefused, q.denied:
 		return nil, errRefused
+	case rcode == 0, rcode == rcodeNoName:
+		return q.kept, nil // written before the answer was sent, as denied is
 	default:
 		return nil, fmt.Errorf("resolve %s: DNS answered %s", name, names.RcodeName(rcode))
 	}

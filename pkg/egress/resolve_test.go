@@ -169,7 +169,7 @@ func TestNames(t *testing.T) {
 		{named, "one.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.1", ""},
 		{named, "ONE.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.1", ""},
 		{named, "one.test.", dns.TypeMX, dns.RcodeSuccess, "", ""},
-		{named, "two.test.", dns.TypeA, dns.RcodeRefused, "", "refused by the network policy: no rule allows this name"},
+		{named, "two.test.", dns.TypeA, dns.RcodeNameError, "", "refused by the network policy: no rule allows this name"},
 		{named, "a.wild.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.3", ""},
 		{named, "a.b.wild.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.3", ""},
 		{named, "a.wild.test.", dns.TypeTXT, dns.RcodeRefused, "", "TXT needs a rule with the whole name"},
@@ -180,13 +180,13 @@ func TestNames(t *testing.T) {
 		{named, "rebind.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.2", ""},
 		{open, "rebind.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.2 10.98.0.1", ""},
 		{open, "inside.test.", dns.TypeA, dns.RcodeSuccess, "", ""},
-		{open, "bad.wild.test.", dns.TypeA, dns.RcodeRefused, "", "deny bad.wild.test"},
+		{open, "bad.wild.test.", dns.TypeA, dns.RcodeNameError, "", "deny bad.wild.test"},
 		{open, "good.wild.test.", dns.TypeAAAA, dns.RcodeSuccess, "", ""},
 		// The CNAME of an allowed name leads to a denied one: the rule that denies is about what
 		// the guest says, and it said the other.
 		{named, "alias.test.", dns.TypeA, dns.RcodeSuccess, "closed.test. 203.0.113.5", ""},
-		{named, "closed.test.", dns.TypeA, dns.RcodeRefused, "", "deny closed.test"},
-		{none, "one.test.", dns.TypeA, dns.RcodeRefused, "", "the sandbox has network mode none"},
+		{named, "closed.test.", dns.TypeA, dns.RcodeNameError, "", "deny closed.test"},
+		{none, "one.test.", dns.TypeA, dns.RcodeNameError, "", "the sandbox has network mode none"},
 		{"127.0.0.8", "one.test.", dns.TypeA, dns.RcodeRefused, "", "not known yet"},
 	} {
 		for _, network := range []string{"udp", "tcp"} {
@@ -279,8 +279,8 @@ func TestPointers(t *testing.T) {
 			t.Errorf("%s asks for %s: the server got %d questions, want %d", from, address, n, questions)
 		}
 	}
-	want(named, "1.113.0.203", "", dns.RcodeRefused, 0)
-	want(none, "1.113.0.203", "", dns.RcodeRefused, 0) // it has a lease, of another policy
+	want(named, "1.113.0.203", "", dns.RcodeNameError, 0)
+	want(none, "1.113.0.203", "", dns.RcodeNameError, 0) // it has a lease, of another policy
 	want(open, "1.113.0.203", "of.the.server.test.", dns.RcodeSuccess, 1)
 	for _, from := range []string{named, open} {
 		for _, name := range []string{"one.test.", "a.wild.test.", "b.wild.test."} {
@@ -291,7 +291,7 @@ func TestPointers(t *testing.T) {
 	}
 	want(open, "2.113.0.203", "of.the.server.test.", dns.RcodeSuccess, 1)
 	for _, odd := range []string{"01.113.0.203", "1.1.113.0.203", "113.0.203", "x.113.0.203"} {
-		want(named, odd, "", dns.RcodeRefused, 0)
+		want(named, odd, "", dns.RcodeNameError, 0)
 	}
 	many := netip.MustParseAddr("203.0.113.7")
 	for i := range 3 * maxPointers {
@@ -351,7 +351,7 @@ func TestRates(t *testing.T) {
 	for i := range 100 {
 		m := names.Message{Type: dns.TypeA, Name: fmt.Sprintf("%s%d.wild.test", strings.Repeat("0123456789abcdefghij", 3), i)}
 		m.Name = strings.Repeat(m.Name[:50]+".", 3) + m.Name
-		if why, ok := e.dns.allows(s, m, now.Add(time.Duration(i)*time.Second/100)); !ok {
+		if why, do := e.dns.allows(s, m, now.Add(time.Duration(i)*time.Second/100)); do != names.Forward {
 			refused++
 			if !strings.Contains(why, "names below *.wild.test") {
 				t.Error(why)

@@ -129,6 +129,7 @@ type asking struct {
 type request struct {
 	source netip.Addr
 	kept   []netip.Addr
+	denied bool // the policy denies the name
 	answer chan []byte
 }
 

@@ -63,11 +63,11 @@ var networkAttacks = []attack{
 	{
 		name: "data in names", wall: "the resolver refuses where the network is not open",
 		run:  []string{"dns", "GATEWAY:53", "secret.attack.invalid"},
-		held: words{"REFUSED"}, got: answered, runc: without(weak.Resolver), runsc: without(weak.Resolver),
+		held: words{"denied"}, got: answered, runc: without(weak.Resolver), runsc: without(weak.Resolver),
 	},
 	{
 		name: "data in names, by another resolver", wall: "port 53 is redirected, to whatever address",
-		run: []string{"dns", "198.51.100.53:53", "secret.attack.invalid"}, held: words{"REFUSED"}, got: answered,
+		run: []string{"dns", "198.51.100.53:53", "secret.attack.invalid"}, held: words{"denied"}, got: answered,
 		runc: without(weak.Resolver), runsc: without(weak.Resolver),
 	},
 	{

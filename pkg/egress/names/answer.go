@@ -102,6 +102,13 @@ func pick(name string, typ uint16, a *dns.Msg) *entry {
 	return e
 }
 
+// denies is the authority that says that a name does not exist, and for how long that holds: for no time
+// (RFC 2308, section 5), so that a policy that opens the name works at once.
+var denies = &dns.SOA{
+	Hdr: dns.RR_Header{Name: ".", Rrtype: dns.TypeSOA, Class: dns.ClassINET},
+	Ns:  "policy.invalid.", Mbox: "policy.invalid.", Serial: 1, Refresh: 1, Retry: 1, Expire: 1, Minttl: 0,
+}
+
 // pointers is the answer with the names that an address has, one a line.
 func pointers(question, lines string, ttl uint32) *entry {
 	e := &entry{ttl: ttl}

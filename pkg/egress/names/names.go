@@ -347,6 +347,9 @@ func (s *server) conclude(q *query, v verdict) {
 		m.Body = q.reply(dns.RcodeSuccess, pointers(q.Name, string(v.Body), v.TTL), nil, "")
 	case Refuse:
 		m.Body = q.reply(dns.RcodeRefused, nil, nil, v.Text)
+	case NoName:
+		m.Rcode = dns.RcodeNameError
+		m.Body = q.reply(dns.RcodeNameError, &entry{soa: []dns.RR{denies}}, nil, v.Text)
 	default:
 		m.Rcode = dns.RcodeServerFailure
 		m.Body = q.reply(dns.RcodeServerFailure, nil, nil, v.Text)

@@ -110,6 +110,9 @@ func (d *daemon) handle(in child.Message) {
 		d.asked = m.Name
 		d.mu.Unlock()
 		switch {
+		case m.Name == "denied.example":
+			v.Do, v.Text = NoName, "no rule allows "+m.Name
+			d.tell(v, nil)
 		case m.Name != "test" && !strings.HasSuffix(m.Name, ".test"), m.Type == dns.TypeNone:
 			v.Do, v.Text = Refuse, "no rule allows "+m.Name
 			d.tell(v, nil)
@@ -390,6 +393,23 @@ func TestRefusalsSayWhy(t *testing.T) {
 	defer d.mu.Unlock()
 	if last := d.errors[len(d.errors)-1]; !strings.Contains(last, "connection refused") {
 		t.Errorf("the daemon is told %q", last)
+	}
+}
+
+// TestDeniedName: a name that the policy denies does not exist, for no time.
+func TestDeniedName(t *testing.T) {
+	d := newDaemon(t, nil, Config{}, netip.MustParseAddrPort("127.0.0.1:9"))
+	for _, typ := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypePTR} {
+		a := d.ask(question("denied.example.", typ).SetEdns0(1232, false), false)
+		if a.Rcode != dns.RcodeNameError || len(a.Answer) != 0 || len(a.Ns) != 1 || a.IsEdns0() == nil || len(a.IsEdns0().Option) != 1 {
+			t.Fatal(a)
+		}
+		if soa, ok := a.Ns[0].(*dns.SOA); !ok || soa.Hdr.Ttl != 0 || soa.Minttl != 0 || !dns.IsSubDomain(soa.Hdr.Name, "denied.example.") {
+			t.Errorf("%v would be kept", a.Ns[0])
+		}
+		if e, ok := a.IsEdns0().Option[0].(*dns.EDNS0_EDE); !ok || e.InfoCode != 15 || e.ExtraText != "no rule allows denied.example" {
+			t.Error(a)
+		}
 	}
 }
 

@@ -48,6 +48,7 @@ const (
 	Forward               // ask the servers; a socket to one comes along
 	Keep                  // answer with Addrs only
 	Point                 // answer a question for PTR with the names in Body, one a line, for TTL seconds
+	NoName                // answer NXDOMAIN, for no time at all; Text says why
 	actions
 )
 

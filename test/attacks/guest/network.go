@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -118,6 +119,19 @@ func queryOf(id uint16, name string, of byte) []byte {
 	return append(q, 0, 0, of, 0, 1)
 }
 
+// codeOf is the error that an answer has. That a policy denies the name is said by NXDOMAIN, with an authority of its
+// own.
+func codeOf(answer []byte) error {
+	code := int(answer[3] & 15)
+	switch {
+	case code == 0:
+		return nil
+	case bytes.Contains(answer, []byte("\x06policy\x07invalid\x00")):
+		return wordError("denied")
+	}
+	return wordError([]string{"ok", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED"}[min(code, 5)])
+}
+
 // dns asks a server for a name, and a type of record if that is not A. The word is the code
 // of the answer: "ok" is an answer that has one, from anywhere.
 func dns(args []string) (string, error) {
@@ -137,11 +151,7 @@ func dns(args []string) (string, error) {
 		c.SetReadDeadline(time.Now().Add(time.Second)) //nolint:errcheck // of a socket
 		var n int
 		if n, err = c.Read(answer); err == nil && n >= 12 {
-			codes := []string{"ok", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED"}
-			if code := int(answer[3] & 15); code > 0 && code < len(codes) {
-				err = wordError(codes[code])
-			}
-			return "", err
+			return "", codeOf(answer[:n])
 		}
 	}
 	return "", err

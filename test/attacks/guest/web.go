@@ -261,8 +261,8 @@ func lookup(args []string) (string, error) {
 	if network == "tcp" {
 		a, n = a[2:], n-2
 	}
-	if code := int(a[3] & 15); code != 0 {
-		return "", wordError([]string{"ok", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED"}[min(code, 5)])
+	if err := codeOf(a[:n]); err != nil {
+		return "", err
 	}
 	switch count := int(a[6])<<8 + int(a[7]); {
 	case count == 0:
