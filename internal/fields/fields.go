@@ -50,7 +50,7 @@ func Unknown(b []byte, v any) (names []string, typo, meant string) {
 	for _, name := range names { // there may be a million
 		lower := strings.ToLower(name)
 		for _, k := range left {
-			if near(lower, k) {
+			if Near(lower, k) {
 				return names, name, absent[k]
 			}
 		}
@@ -80,9 +80,9 @@ func knownBy(v any) (names []string) {
 	return names
 }
 
-// near reports whether a becomes b when one letter is added, left out or replaced, or
+// Near reports whether a becomes b when one letter is added, left out or replaced, or
 // when two neighbours change places.
-func near(a, b string) bool {
+func Near(a, b string) bool {
 	if len(a) > len(b) {
 		a, b = b, a
 	}
@@ -100,12 +100,15 @@ func near(a, b string) bool {
 	return false
 }
 
-// Tell names fields in the header of an answer, escaped as in a query.
+// Tell names fields in the header of an answer, escaped as in a query, behind those that it has.
 func Tell(h http.Header, names []string) {
 	if len(names) == 0 {
 		return
 	}
 	var all []string
+	if before := h.Get(Header); before != "" {
+		all = append(all, before)
+	}
 	for _, n := range names[:min(len(names), maxNames)] {
 		all = append(all, url.QueryEscape(n[:min(len(n), maxName)]))
 	}

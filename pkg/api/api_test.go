@@ -424,7 +424,7 @@ func TestPaths(t *testing.T) {
 	for _, p := range []string{
 		"/v1/sandboxes/non-existent-1234", "/v1/sandboxes/..", "/v1/sandboxes/%2e%2e", "/v1/sandboxes/a%2fb", "/v1/sandboxes/..%2f..%2fetc",
 		"/v1/sandboxes/a%00b", "/v1/sandboxes/" + strings.Repeat("x", 3000), "/v1/sandboxes/%zz", "/nope", "/v1", "/v1/v1/sandboxes",
-		"/v1/sandboxes/x/nope", "/v1/sandboxes/../health", "//health", "/v1/sandboxes//pause",
+		"/v1/sandboxes/x/nope", "/v1/sandboxes/../health", "/.//health", "/v1/sandboxes//pause",
 	} {
 		req, err := http.NewRequest("GET", w.url+"/", nil)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/fields"
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -79,6 +80,11 @@ func (s *sandboxHandlers) createOf(
 	if err := decodeBody(w, r, body, &req); err != nil {
 		return record.Record{}, err
 	}
+	ignored, err := s.offer.LimitsOfOthers(req.ResourceLimits)
+	if err != nil {
+		return record.Record{}, err
+	}
+	fields.Tell(w.Header(), ignored)
 	sent := req.Extensions
 	if err := s.ofPool(r.Context(), &req); err != nil {
 		return record.Record{}, err

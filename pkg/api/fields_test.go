@@ -25,7 +25,8 @@ func TestMisspelledField(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create()
 	at := "/v1/sandboxes/" + sb.ID
-	const good = `"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{}`
+	const bare = `"image":{"uri":"python"},"entrypoint":["x"]`
+	const good = bare + `,"resourceLimits":{}`
 	for _, c := range []struct{ method, path, body, meant string }{
 		{"POST", "/v1/sandboxes", `{` + good + `,"timout":60}`, "timeout"},
 		{"POST", "/v1/sandboxes", `{"imag":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{}}`, "image"},
@@ -57,6 +58,9 @@ func TestMisspelledField(t *testing.T) {
 		`{` + good + `,"resourceRequests":{}}`:    "resourceRequests",
 		`{` + good + `,"timeout":60,"timout":60}`: "timout", // the field that is meant is there
 		`{` + good + `,"b\r\nSet-Cookie: x=y":1}`: "b%0D%0ASet-Cookie%3A+x%3Dy",
+		`{` + bare + `,"resourceLimits":{"ephemeral-storage":"1Gi","memory":"128Mi"}}`:                 "",
+		`{` + bare + `,"resourceLimits":{"hugepages-2Mi":"1","disk":"1Gi","ephemeral-storage":"2Gi"}}`: "resourceLimits.ephemeral-storage, resourceLimits.hugepages-2Mi",
+		`{` + bare + `,"x":1,"resourceLimits":{"nvidia.com/gpu":"1"}}`:                                 "x, resourceLimits.nvidia.com%2Fgpu",
 	} {
 		a := w.do("POST", "/v1/sandboxes", body, "User-Agent", "curl/8")
 		if got := a.Header.Get(fields.Header); a.StatusCode != http.StatusAccepted || got != want {

@@ -89,6 +89,21 @@ func TestVersionWithoutKey(t *testing.T) {
 	}
 }
 
+// TestStart: the root of the API says where one is, to everybody.
+func TestStart(t *testing.T) {
+	w := newWorld(t)
+	for _, p := range []string{"/", "/v1/"} {
+		a := w.do("GET", p, "", wire.HeaderAPIKey, "")
+		kind := a.Header.Get("Content-Type")
+		if a.StatusCode != 200 || !strings.Contains(string(a.body), "/docs") || !strings.HasPrefix(kind, "text/plain") {
+			t.Errorf("%s: %d %v %.100s", p, a.StatusCode, a.Header, a.body)
+		}
+	}
+	if a := w.do("POST", "/", "{}"); a.StatusCode != 405 {
+		t.Errorf("POST: %s", a.Status)
+	}
+}
+
 // TestDocs: the page is open to everybody, and may do nothing.
 func TestDocs(t *testing.T) {
 	w := newWorld(t)

@@ -58,7 +58,7 @@ func TestBadLimits(t *testing.T) {
 	for key, vs := range map[string][]string{
 		keyMemory: {"63Mi"}, keyPids: {"15", "4194305"}, keyShares: {"1", "262145", "512m"},
 		keyReadBps: {"63Ki", "2Ti", "MAX"}, keyWriteIOPS: {"9", "10k"}, keyShm: {"63Ki"}, keyLog: {"63Ki", "257Mi"},
-		keyMemory + " ": {"1Gi"}, "inodes": {"1000"}, "blkioWeight": {"10"},
+		keyMemory + " ": {"1Gi"}, "inodes": {"1000"}, "cpushares": {"10"},
 	} {
 		for _, v := range vs {
 			try(key, v)

@@ -65,6 +65,7 @@ func (s *Server) table() []route {
 // publicTable is what needs no key.
 func (s *Server) publicTable() []route {
 	return []route{
+		{"GET", "/", anyone, s.system.start},
 		{"GET", "/health", anyone, s.system.health},
 		{"GET", "/version", anyone, s.system.version}, // as upstream; without a key it is the release alone
 		{"GET", "/openapi.json", anyone, s.system.openAPI},

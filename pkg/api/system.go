@@ -79,6 +79,18 @@ func (s *systemHandlers) openAPI(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
+// start says to somebody who came by a browser, or by hand, where they are.
+func (s *systemHandlers) start(w http.ResponseWriter, _ *http.Request) error {
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	writeText(w, http.StatusOK, `This is sandboxd, which runs sandboxes on this host. It serves OpenSandbox's API, here and below /v1.
+
+/docs           the API, for people, with an example for each route
+/openapi.json   the API, for programs
+
+From a shell: sandboxctl -H ADDRESS ps, with a key of this daemon in $OPEN_SANDBOX_API_KEY.`)
+	return nil
+}
+
 // docs serves a page that shows the API. It loads nothing and runs nothing, and
 // says so: guests serve pages under this address, too.
 func (s *systemHandlers) docs(w http.ResponseWriter, _ *http.Request) error {

@@ -71,7 +71,7 @@ func tellAPI(t *testing.T, l *lab) {
 		`"memory":""`,
 		`"cpu":"-1"`, `"cpu":"0"`, `"cpu":"NaN"`, `"cpu":"Infinity"`, `"cpu":"1000000"`, `"cpu":"0x10"`,
 		`"pids":"-1"`, `"pids":"0"`, `"pids":"1.5"`, `"pids":"99999999999"`,
-		`"disk":"-1"`, `"disk":"0"`, `"disk":"9999999Ti"`, `"quarks":"1"`, `"memory":null`, `"memory":512`,
+		`"disk":"-1"`, `"disk":"0"`, `"disk":"9999999Ti"`, `"dsk":"1Gi"`, `"memory":null`, `"memory":512`,
 	} {
 		body := `{"image":{"uri":"base"},"entrypoint":["true"],"resourceLimits":{` + limits + `}}`
 		a := l.request("POST", "/v1/sandboxes", strings.NewReader(body))

@@ -4,7 +4,9 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
+	"github.com/sandboxd/sandboxd/internal/fields"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -12,19 +14,51 @@ import (
 
 // The keys of resourceLimits. The first four are OpenSandbox's; the others ours.
 const (
-	keyMemory     = "memory"
-	keyCPU        = "cpu"
-	keyPids       = "pids"
-	keyDisk       = "disk"
-	keyShares     = "cpuShares"
-	keyReadBps    = "ioReadBps"
-	keyWriteBps   = "ioWriteBps"
-	keyReadIOPS   = "ioReadIops"
-	keyWriteIOPS  = "ioWriteIops"
-	keyShm        = "shm"
-	keyLog        = "logSize"
-	limitKeyNames = "cpu, memory, pids, disk, cpuShares, ioReadBps, ioWriteBps, ioReadIops, ioWriteIops, shm and logSize"
+	keyMemory    = "memory"
+	keyCPU       = "cpu"
+	keyPids      = "pids"
+	keyDisk      = "disk"
+	keyShares    = "cpuShares"
+	keyReadBps   = "ioReadBps"
+	keyWriteBps  = "ioWriteBps"
+	keyReadIOPS  = "ioReadIops"
+	keyWriteIOPS = "ioWriteIops"
+	keyShm       = "shm"
+	keyLog       = "logSize"
+
+	keyEphemeral = "ephemeral-storage" // Kubernetes' word for the disk, which clients of OpenSandbox send
 )
+
+var (
+	limitKeys = []string{
+		keyCPU, keyMemory, keyPids, keyDisk, keyShares, keyReadBps, keyWriteBps, keyReadIOPS, keyWriteIOPS, keyShm, keyLog,
+	}
+	limitKeyNames = strings.Join(limitKeys, ", ")
+)
+
+// LimitsOfOthers changes limits, as clients of OpenSandbox send them to any of its hosts, into those of this one. It
+// takes out those that nothing here honours, which OpenSandbox ignores, and returns them. A misspelled one is an
+// error: without it the sandbox would have another limit than was meant.
+func (o *Offer) LimitsOfOthers(limits map[string]string) (ignored []string, err error) {
+	for _, key := range slices.Sorted(maps.Keys(limits)) {
+		switch _, twice := limits[keyDisk]; {
+		case slices.Contains(limitKeys, key), key == "gpu", key == "inodes": // setLimit has a word on these
+			continue
+		case key == keyEphemeral && !o.NoDisk && !twice:
+			limits[keyDisk] = limits[key]
+		default:
+			for _, k := range limitKeys {
+				if fields.Near(strings.ToLower(key), strings.ToLower(k)) || strings.EqualFold(key, k) {
+					return nil, httperr.Invalid("resourceLimits.%s is no limit; did you mean %s? The limits are %s",
+						httperr.Clip(key, 40), k, limitKeyNames)
+				}
+			}
+			ignored = append(ignored, "resourceLimits."+key)
+		}
+		delete(limits, key)
+	}
+	return ignored, nil
+}
 
 // applyLimits puts resourceLimits, over the defaults, into spec.
 func (o *Offer) applyLimits(spec *record.Spec, limits map[string]string) error {
