@@ -142,8 +142,7 @@ const rcodeNoName, rcodeRefused = 3, 5
 var errRefused = errors.New("DNS refuses this name to the sandbox")
 
 // allows says whether a sandbox may ask for a name, and why, or why not: the answer is Forward, NoName if its policy
-// denies the name, or Refuse. A program that hears that a name does not exist gives up at once; REFUSED makes it try
-// again.
+// denies the name, or Refuse. That a name does not exist is final to a program; REFUSED is a temporary failure.
 func (r *resolver) allows(s *sandbox, m names.Message, now time.Time) (why string, do names.Action) {
 	if weak.Off(weak.Resolver) {
 		return "default", names.Forward
