@@ -67,6 +67,9 @@ func startBy(t *testing.T, by, flags []string, b agent.Bootstrap, line string, e
 	t.Helper()
 	x := &box{T: t, addr: hosttest.FreePort(t).String(), state: filepath.Join(t.TempDir(), "state")}
 	b.Protocol, b.Token = agent.Protocol, "secret-token"
+	image := map[string]string{"PATH": os.Getenv("PATH")}
+	maps.Copy(image, b.Env)
+	b.Env = image
 	if b.User == "" {
 		b.User = fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid())
 	}
@@ -75,11 +78,12 @@ func startBy(t *testing.T, by, flags []string, b agent.Bootstrap, line string, e
 		t.Fatal(err)
 	}
 	defer stdin.Close()
-	// Who starts the agent may ignore signals, as nohup does: no child of its may begin so.
-	args := slices.Concat([]string{"-c", `trap "" HUP INT QUIT PIPE TSTP TTIN TTOU; exec "$@"`, "sh"}, by,
+	// Who starts the agent may ignore signals, as nohup does, and leave it a umask and descriptors: no
+	// child of its may begin so.
+	args := slices.Concat([]string{"-c", `trap "" HUP INT QUIT PIPE TSTP TTIN TTOU; umask 077; exec 7</dev/null; exec "$@"`, "sh"}, by,
 		[]string{os.Args[0], "-listen", x.addr, "-state-dir", x.state}, flags)
 	x.cmd = exec.Command("sh", args...)
-	x.cmd.Env = append([]string{"BE_THE_AGENT=1", "PATH=" + os.Getenv("PATH"), "FROM_IMAGE=yes"}, env...)
+	x.cmd.Env = append([]string{"BE_THE_AGENT=1", "PATH=" + os.Getenv("PATH"), "OF_THE_AGENT=yes"}, env...)
 	x.cmd.Stdin, x.cmd.Stderr = stdin, &x.stderr
 	if line != "" {
 		x.cmd.Stdin = strings.NewReader(line)
@@ -168,13 +172,13 @@ func (x *box) ended(wantCode int) (agent.Obituary, string) {
 
 func TestLifeAndDeath(t *testing.T) {
 	dir := t.TempDir()
-	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "echo hello from $FROM_BOOT $FROM_IMAGE; while [ ! -e $0/stop ]; do " +
+	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "echo hello from $FROM_BOOT $OF_THE_AGENT; while [ ! -e $0/stop ]; do " +
 		"sleep 0.01; done; exit 42", dir}, Env: map[string]string{"FROM_BOOT": "boot"}}, "")
 	x.ready()
-	if out, code := x.run("echo $FROM_BOOT $FROM_IMAGE; exit 3"); out != "boot yes\n" || code != 3 {
+	if out, code := x.run("echo $FROM_BOOT $OF_THE_AGENT; umask; exit 3"); out != "boot\n0022\n" || code != 3 {
 		t.Errorf("%q %d", out, code)
 	}
-	x.awaitLogs("hello from boot yes\n")
+	x.awaitLogs("hello from boot\n")
 	pid := x.cmd.Process.Pid
 	for _, f := range []string{"environ", "cmdline"} {
 		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, f)); err != nil || bytes.Contains(b, []byte("secret")) {
@@ -199,7 +203,7 @@ func TestLifeAndDeath(t *testing.T) {
 		t.Fatal(err)
 	}
 	o, last := x.ended(42)
-	if o.ExitCode != 42 || o.Signal != "" || o.Message != "" || last != "hello from boot yes\n" {
+	if o.ExitCode != 42 || o.Signal != "" || o.Message != "" || last != "hello from boot\n" {
 		t.Errorf("%+v %q", o, last)
 	}
 	if out, _ := exec.Command("pgrep", "-f", "sleep "+mark).Output(); len(out) > 0 {

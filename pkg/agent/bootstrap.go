@@ -17,7 +17,7 @@ type Bootstrap struct {
 	Protocol   int               `json:"protocol"`
 	Token      string            `json:"token"`
 	Hostname   string            `json:"hostname,omitempty"`   // HOSTNAME of programs inside
-	Env        map[string]string `json:"env,omitempty"`        // on top of the process environment, which is the image's
+	Env        map[string]string `json:"env,omitempty"`        // of the image and the sandbox; the process environment is the agent's own
 	Variables  map[string]string `json:"variables,omitempty"`  // on top of Env; PUT /variables replaces them
 	Entrypoint []string          `json:"entrypoint,omitempty"` // none: the sandbox lives until it is killed
 	Literal    bool              `json:"literal,omitempty"`    // an Entrypoint of one element is never split into words

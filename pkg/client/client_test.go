@@ -374,7 +374,7 @@ func TestFiles(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for spec, want := range map[string]string{
-		"7": "7 -1", "7:8": "7 8", "web": "33 34", "web:mail": "33 8", "web:9": "33 9", "bad": "err", "nobody": "err", "-1": "err",
+		"7": "7 -1", "7:8": "7 8", "web": "33 -1", "web:mail": "33 8", "web:9": "33 9", "bad": "err", "nobody": "err", "-1": "err",
 		"web:none": "err", "99999999999": "err",
 	} {
 		u, g, err := c.Commands("lab").LookupUser(t.Context(), spec)

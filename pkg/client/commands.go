@@ -121,7 +121,8 @@ func checkCommandID(id string) error {
 }
 
 // LookupUser finds uid and gid of USER[:GROUP], by number or by name in the
-// sandbox's own /etc/passwd and /etc/group.
+// sandbox's own /etc/passwd and /etc/group. Without GROUP gid is nil: the agent gives the command
+// the user's own group and those that list the user.
 func (c Commands) LookupUser(ctx context.Context, spec string) (uid, gid *int64, err error) {
 	user, group, hasGroup := strings.Cut(spec, ":")
 	if n, ok := number(user); ok {
@@ -132,14 +133,14 @@ func (c Commands) LookupUser(ctx context.Context, spec string) (uid, gid *int64,
 			return nil, nil, err
 		}
 		u, ok1 := number(row[2])
-		g, ok2 := number(row[3])
+		_, ok2 := number(row[3])
 		if !ok1 || !ok2 {
 			return nil, nil, errs.New(errs.Invalid, "user %q has no valid uid and gid in /etc/passwd of sandbox %s", user, c.name)
 		}
-		uid, gid = &u, &g
+		uid = &u
 	}
 	if !hasGroup {
-		return uid, gid, nil
+		return uid, nil, nil
 	}
 	if n, ok := number(group); ok {
 		return uid, &n, nil

@@ -89,22 +89,22 @@ func (a *Accounts) allGroups() [][]string {
 	return a.group.load(a.Group, 4)
 }
 
-// Resolve finds docker's user[:group]; each is a name or a number. Without a group, the
-// user has its own group and the groups that list it. A number that the guest does not
-// know has group 0 and home "/".
+// Resolve finds docker's user[:group]; each is a name or a number, and digits are never a
+// name. Without a group, the user has its own group and the groups that list it. A number
+// that the guest does not know has group 0 and home "/".
 func (a *Accounts) Resolve(spec string) (Identity, error) {
 	user, group, hasGroup := strings.Cut(spec, ":")
 	if user == "" {
 		user = "0"
 	}
 	id := Identity{Home: "/"}
-	row := find(a.users(), user, 2)
+	row := findExact(a.users(), user, 2)
 	switch {
 	case row != nil:
 		uid, err1 := ParseID(row[2])
 		gid, err2 := ParseID(row[3])
 		if err1 != nil || err2 != nil {
-			return id, fmt.Errorf("user %q: %s has no usable numbers for it", user, a.Passwd)
+			return id, fmt.Errorf("user %.80q: %s of the image has no usable numbers for it", user, a.Passwd)
 		}
 		id.UID, id.GID, id.Name = uid, gid, row[0]
 		if row[5] != "" {
@@ -113,17 +113,20 @@ func (a *Accounts) Resolve(spec string) (Identity, error) {
 	default:
 		uid, err := ParseID(user)
 		if err != nil {
-			return id, fmt.Errorf("user %q: no such user in %s of the image", user, a.Passwd)
+			return id, fmt.Errorf("user %.80q: no such user in %s of the image", user, a.Passwd)
 		}
 		id.UID = uid
 		if uid == 0 {
-			id.Name, id.Home = "root", "/root"
+			id.Name = "root"
 		}
 	}
 	if hasGroup && group != "" {
-		gid, err := a.GID(group)
+		gid, err := a.exactGID(group)
+		if err != nil {
+			return id, fmt.Errorf("group %.80q: no such group in %s of the image", group, a.Group)
+		}
 		id.GID = gid
-		return id, err
+		return id, nil
 	}
 	if id.Name != "" {
 		id.Groups = a.groupsOf(id.Name)
@@ -172,6 +175,14 @@ func (a *Accounts) GID(group string) (uint32, error) {
 	return id, nil
 }
 
+// exactGID finds a group as Resolve does.
+func (a *Accounts) exactGID(group string) (uint32, error) {
+	if row := findExact(a.allGroups(), group, 2); row != nil {
+		return ParseID(row[2])
+	}
+	return ParseID(group)
+}
+
 // UserName returns the name of uid, or the number.
 func (a *Accounts) UserName(uid uint32) string { return nameOf(a.users(), uid) }
 
@@ -197,6 +208,21 @@ func find(rows [][]string, key string, number int) []string {
 	}
 	for _, row := range rows {
 		if row[number] == key {
+			return row
+		}
+	}
+	return nil
+}
+
+// findExact returns the row numbered key or, if key is no number, named key. So an image
+// cannot make another user of a number.
+func findExact(rows [][]string, key string, number int) []string {
+	field := 0
+	if n, err := strconv.ParseUint(key, 10, 64); err == nil {
+		field, key = number, strconv.FormatUint(n, 10)
+	}
+	for _, row := range rows {
+		if row[field] == key {
 			return row
 		}
 	}

@@ -16,7 +16,7 @@ import (
 func TestAccounts(t *testing.T) {
 	dir := t.TempDir()
 	a := &Accounts{Passwd: dir + "/passwd", Group: dir + "/group"}
-	if id, err := a.Resolve(""); err != nil || id.UID != 0 || id.Home != "/root" {
+	if id, err := a.Resolve(""); err != nil || id.UID != 0 || id.Home != "/" {
 		t.Errorf("an image without accounts: %+v, %v", id, err)
 	}
 	write := func(name, text string) {
@@ -26,7 +26,7 @@ func TestAccounts(t *testing.T) {
 	}
 	write("passwd", "# comment\nroot:x:0:0:root:/root:/bin/sh\napp:x:1000:100:App:/home/app:/bin/sh\nbad:x:no:no::/:\nshort:x\n"+
 		"1000000:x:7:7::/n:\n")
-	write("group", "root:x:0:\nusers:x:100:\ndocker:x:999:app,other\nvideo:x:44:other\n")
+	write("group", "root:x:0:\nusers:x:100:\ndocker:x:999:app,other\nvideo:x:44:other\n100:x:4:\n")
 	for spec, want := range map[string]Identity{
 		"app":          {UID: 1000, GID: 100, Groups: []uint32{999}, Name: "app", Home: "/home/app"},
 		"1000":         {UID: 1000, GID: 100, Groups: []uint32{999}, Name: "app", Home: "/home/app"},
@@ -35,7 +35,10 @@ func TestAccounts(t *testing.T) {
 		"4242":         {UID: 4242, GID: 0, Home: "/"},
 		"4242:users":   {UID: 4242, GID: 100, Home: "/"},
 		":users":       {UID: 0, GID: 100, Name: "root", Home: "/root"},
-		"1000000":      {UID: 7, GID: 7, Name: "1000000", Home: "/n"},
+		"1000000":      {UID: 1000000, GID: 0, Home: "/"}, // as docker: digits are a number, whatever names there are
+		"001000":       {UID: 1000, GID: 100, Groups: []uint32{999}, Name: "app", Home: "/home/app"},
+		"app:0999":     {UID: 1000, GID: 999, Name: "app", Home: "/home/app"},
+		"app:100":      {UID: 1000, GID: 100, Name: "app", Home: "/home/app"},
 		"":             {UID: 0, GID: 0, Name: "root", Home: "/root"},
 		"root:":        {UID: 0, GID: 0, Name: "root", Home: "/root"},
 		"nobody":       {},
@@ -76,7 +79,7 @@ func TestAccountsAreNoFiles(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		id, err := a.Resolve("")
-		if err == nil && (id.UID != 0 || id.Home != "/root") {
+		if err == nil && (id.UID != 0 || id.Home != "/") {
 			err = fmt.Errorf("%+v", id)
 		}
 		done <- err
@@ -96,6 +99,7 @@ func TestAccountsAreNoFiles(t *testing.T) {
 func FuzzAccounts(f *testing.F) {
 	f.Add("root:x:0:0:root:/root:/bin/sh\nann:x:1000:1000::/home/ann:\n", "root:x:0:\nstaff:x:50:ann,root\n", "ann:staff")
 	f.Add("a:::::\n#b:x:1:1:::\n4294967295:x:4294967295:1:::\n", "a:b\n", "4294967295")
+	f.Add("1000:x:0:0::/:\nb:x:1000:0::/:\n", "7:x:1:\n", "01000:7")
 	f.Add("1000:x:0:0::/:\nx:y:+1:-1::/:\n", "", "1000:")
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, passwd, group, spec string) {
@@ -121,7 +125,8 @@ func FuzzAccounts(f *testing.F) {
 		if id.Name == "" || user == "" {
 			return
 		}
-		named, numbered := -1, -1
+		n, err := strconv.ParseUint(user, 10, 64)
+		named, numbered, isNumber := -1, -1, err == nil
 		for i, line := range strings.Split(passwd, "\n") {
 			row := strings.Split(strings.TrimSpace(line), ":")
 			if len(row) < 6 || row[0] == "" || row[0][0] == '#' {
@@ -130,15 +135,15 @@ func FuzzAccounts(f *testing.F) {
 			if named < 0 && row[0] == user {
 				named = i
 			}
-			if numbered < 0 && row[2] == user {
+			if numbered < 0 && isNumber && row[2] == strconv.FormatUint(n, 10) {
 				numbered = i
 			}
 		}
-		if named < 0 {
+		if isNumber {
 			named = numbered
 		}
 		if named < 0 {
-			if user != "0" || id.UID != 0 {
+			if !isNumber || n != 0 || id.UID != 0 {
 				t.Fatalf("%q is %+v, and no line says so", spec, id)
 			}
 			return

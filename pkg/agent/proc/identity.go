@@ -2,8 +2,8 @@ package proc
 
 import (
 	"fmt"
-	"maps"
 	"os"
+	"slices"
 	"syscall"
 	"unsafe"
 
@@ -14,30 +14,32 @@ import (
 func (id Identity) Credential() *syscall.Credential {
 	if int(id.UID) == os.Geteuid() && int(id.GID) == os.Getegid() {
 		have, err := os.Getgroups()
-		if err == nil && sameGroups(have, id) {
+		if err == nil && sameGroups(have, id.allGroups()) {
 			return nil
 		}
 	}
-	return &syscall.Credential{Uid: id.UID, Gid: id.GID, Groups: id.Groups}
+	return &syscall.Credential{Uid: id.UID, Gid: id.GID, Groups: id.allGroups()}
 }
 
-// sameGroups reports whether groups are those of id; its first group may or may
-// not be among the others.
-func sameGroups(groups []int, id Identity) bool {
+// allGroups are the supplementary groups of a process of id. As with docker its own group is the
+// first of them: otherwise a program that is setgid, which replaces that, could open what a
+// file's permissions deny to the group (CVE-2022-36109).
+func (id Identity) allGroups() []uint32 {
+	all := []uint32{id.GID}
+	for _, g := range id.Groups {
+		if !slices.Contains(all, g) {
+			all = append(all, g)
+		}
+	}
+	return all
+}
+
+// sameGroups reports whether this process has the groups want, in any order.
+func sameGroups(have []int, want []uint32) bool {
 	if os.Geteuid() != 0 {
 		return true // only root can change them
 	}
-	want := map[int]bool{}
-	for _, g := range id.Groups {
-		want[int(g)] = true
-	}
-	delete(want, int(id.GID))
-	have := map[int]bool{}
-	for _, g := range groups {
-		have[g] = true
-	}
-	delete(have, int(id.GID))
-	return maps.Equal(want, have)
+	return len(have) == len(want) && !slices.ContainsFunc(have, func(g int) bool { return !slices.Contains(want, uint32(g)) })
 }
 
 // Enter gives the calling thread, to which the caller is locked, the credentials that
@@ -45,12 +47,9 @@ func sameGroups(groups []int, id Identity) bool {
 // takes its capabilities. The real and saved ids stay: with them the thread can leave
 // again, and they keep processes of that user from signalling or tracing it.
 func (id Identity) Enter() error {
-	groups, first := id.Groups, unsafe.Pointer(nil)
-	if len(groups) > 0 {
-		first = unsafe.Pointer(&groups[0])
-	}
+	groups := id.allGroups()
 	const keep = ^uintptr(0)
-	_, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(first), 0)
+	_, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(&groups[0])), 0)
 	if errno == 0 {
 		_, _, errno = unix.RawSyscall(unix.SYS_SETRESGID, keep, uintptr(id.GID), keep)
 	}

@@ -256,7 +256,9 @@ func TestAdoptContexts(t *testing.T) {
 	adopt := func(change func(*agent.Adoption), prestart ...string) {
 		t.Helper()
 		a := e.adoption("tok")
-		a.Env = map[string]string{"PATH": os.Getenv("PATH"), "HOME": home, "NODE_PATH": os.Getenv("NODE_PATH"), "NEW": "1 ü\n"}
+		a.Env = map[string]string{
+			"PATH": os.Getenv("PATH"), "LC_ALL": "C", "HOME": home, "NODE_PATH": os.Getenv("NODE_PATH"), "NEW": "1 ü\n",
+		}
 		a.Limits.MemoryBytes, a.Prestart = 4<<30, prestart
 		change(&a)
 		e.call(200, "POST", "/adopt", a)

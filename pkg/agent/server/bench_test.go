@@ -20,7 +20,7 @@ func benchEnv(b *testing.B) (*Server, func(method, path, contentType string, bod
 	dir := b.TempDir()
 	s, err := New(Config{
 		Bootstrap: agent.Bootstrap{Token: "tok", Workdir: dir, User: strconv.Itoa(os.Getuid()) + ":" + strconv.Itoa(os.Getgid())},
-		StateDir:  filepath.Join(dir, "state"), Environ: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+		StateDir:  filepath.Join(dir, "state"),
 	})
 	if err != nil {
 		b.Fatal(err)

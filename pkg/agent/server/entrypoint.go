@@ -85,7 +85,7 @@ func (s *Server) startEntrypoint(st *start) (code int, err error) {
 	}
 	c, argv, g := st.command, st.argv, st.guest
 	l := &command.Launch{
-		Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(g.ownEnv())},
+		Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(g.envOf(g.user))},
 		Dir: g.workdir, Cred: g.cred,
 	}
 	if !strings.Contains(l.Path, "/") {

@@ -25,7 +25,7 @@ type guest struct {
 	cred     *syscall.Credential // what a child must change to be user
 	accounts *proc.Accounts
 	workdir  string                            // of the image
-	env      map[string]string                 // of image and sandbox, and what a pre-script exports
+	env      map[string]string                 // of image and sandbox, and what a pre-script exports; HOME only if these set it
 	given    atomic.Pointer[map[string]string] // variables over those, which the host may replace; never nil
 	files    files.Files
 }
@@ -45,32 +45,31 @@ func (s *Server) newGuest(b *agent.Bootstrap) (*guest, error) {
 		return nil, fmt.Errorf("USER of the image: %w", err)
 	}
 	g.cred = g.user.Credential()
-	g.env = baseEnv(s.environ, b, g.user)
+	g.env = baseEnv(b)
 	g.given.Store(&b.Variables)
 	limits := func() agent.Limits { return *s.limits.Load() }
 	g.files = files.Files{Accounts: g.accounts, Workdir: workdir, StateDir: string(s.state), User: g.user, Limits: limits}
-	g.files.User.Home = g.env["HOME"] // an image may set another
+	g.files.User.Home = home(g.env, g.user)
 	return g, nil
 }
 
-func baseEnv(image []string, b *agent.Bootstrap, user proc.Identity) map[string]string {
+// baseEnv has nothing of the agent's own environment, which the runtime has made: it adds the
+// HOME of guest root.
+func baseEnv(b *agent.Bootstrap) map[string]string {
 	env := map[string]string{
-		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"HOME": user.Home,
-
+		"PATH":       "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"EXECD_ENVS": envFile,
 	}
 	if b.Hostname != "" {
 		env["HOSTNAME"] = b.Hostname
 	}
-	for _, kv := range image {
-		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
-			env[k] = v
-		}
-	}
 	maps.Copy(env, b.Env)
 	return env
 }
+
+// home is HOME as docker has it: that of env if it is set, also for another user, or else the
+// directory that /etc/passwd has for the user.
+func home(env map[string]string, id proc.Identity) string { return cmp.Or(env["HOME"], id.Home) }
 
 // identityFor returns whom the command runs as: USER, or uid with the group and
 // groups the guest gives it, or gid alone.
@@ -85,20 +84,18 @@ func (g *guest) identityFor(req *agent.CommandRequest) (proc.Identity, error) {
 	return g.accounts.Resolve(spec)
 }
 
-// ownEnv is the environment of a program of the guest that nobody asks for.
-func (g *guest) ownEnv() map[string]string {
+// envOf is the environment of a program of the guest that nobody asks for, if it runs as id.
+func (g *guest) envOf(id proc.Identity) map[string]string {
 	env := maps.Clone(g.env)
 	maps.Copy(env, *g.given.Load())
+	env["HOME"] = home(env, id)
 	return env
 }
 
-// commandEnv stacks: image and sandbox; what the host gives; HOME of another user; the file named
-// by EXECD_ENVS, read anew each time; the request.
+// commandEnv stacks: image and sandbox; what the host gives; HOME, if they have none; the file
+// named by EXECD_ENVS, read anew each time; the request.
 func (g *guest) commandEnv(req *agent.CommandRequest, id proc.Identity) (map[string]string, error) {
-	env := g.ownEnv()
-	if id.UID != g.user.UID {
-		env["HOME"] = id.Home
-	}
+	env := g.envOf(id)
 	if path := cmp.Or(req.Envs["EXECD_ENVS"], env["EXECD_ENVS"]); path != "" {
 		if err := addEnvFile(env, path); err != nil {
 			return nil, err

@@ -106,6 +106,7 @@ func (o Options) fatal(err error, code int) int {
 func tune() {
 	// Descriptors that the runtime left open must not reach the sandbox.
 	unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) //nolint:errcheck // an old kernel: Go's own are close-on-exec anyway
+	unix.Umask(0o022)                                      // of children, whoever started this process
 	debug.SetGCPercent(50)
 	if runtime.GOMAXPROCS(0) > 2 {
 		runtime.GOMAXPROCS(2)
@@ -137,7 +138,7 @@ func boot(o Options) (*Server, error) {
 	if err := detachStdio(0); err != nil {
 		return nil, err
 	}
-	s, err := New(Config{Bootstrap: b, StateDir: o.StateDir, Root: o.Root, Environ: os.Environ()})
+	s, err := New(Config{Bootstrap: b, StateDir: o.StateDir, Root: o.Root})
 	if err != nil {
 		return nil, err
 	}

@@ -134,7 +134,10 @@ func (p *preScript) take(g *guest, entrypoint *command.Command) bool {
 			back(k)
 		}
 	}
+	if env["HOME"] == g.user.Home { // each user has another
+		back("HOME")
+	}
 	g.env = env
-	g.files.User.Home = env["HOME"]
+	g.files.User.Home = home(env, g.user)
 	return true
 }

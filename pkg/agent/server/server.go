@@ -51,9 +51,8 @@ import (
 // Config is what a Server needs.
 type Config struct {
 	Bootstrap agent.Bootstrap
-	StateDir  string   // "" is agent.StateDir; wiped by New
-	Root      string   // of the guest's file system, for what an adoption writes; "" is /
-	Environ   []string // the image's environment, as KEY=VALUE
+	StateDir  string // "" is agent.StateDir; wiped by New
+	Root      string // of the guest's file system, for what an adoption writes; "" is /
 }
 
 // Server answers for one sandbox. Make it with New.
@@ -63,7 +62,6 @@ type Server struct {
 	who    atomic.Pointer[guest]
 	limits atomic.Pointer[agent.Limits]
 
-	environ []string // the image's environment
 	devNull *os.File
 	root    string // of the guest's file system
 	state   stateDir
@@ -99,7 +97,6 @@ type Server struct {
 func New(c Config) (*Server, error) {
 	b := c.Bootstrap
 	s := &Server{
-		environ:    c.Environ,
 		root:       cmp.Or(c.Root, "/"),
 		state:      stateDir(cmp.Or(c.StateDir, agent.StateDir)),
 		prestarted: b.Prestart,

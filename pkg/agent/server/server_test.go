@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -48,7 +49,10 @@ func newEnvWith(t *testing.T, b agent.Bootstrap) *env {
 	}
 	dir := t.TempDir()
 	b.Workdir = cmp.Or(b.Workdir, dir)
-	s, err := New(Config{Bootstrap: b, StateDir: filepath.Join(t.TempDir(), "state"), Environ: []string{"PATH=/usr/bin:/bin", "LC_ALL=C"}})
+	image := map[string]string{"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+	maps.Copy(image, b.Env)
+	b.Env = image
+	s, err := New(Config{Bootstrap: b, StateDir: filepath.Join(t.TempDir(), "state")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -311,7 +311,7 @@ func TestSessionCwd(t *testing.T) {
 		{"/usr", "pwd; X=1", says("/usr")},
 		{"", "pwd; echo $X", says(made, "1")},
 		{"sub dir's", "pwd", says(made + "/sub dir's")},
-		{"$HOME", "pwd; cd /; exit 3", "stdout " + quoted(e.s.guest().env["HOME"]) + "\n" + exits(3)},
+		{"$HOME", "pwd; cd /; exit 3", "stdout " + quoted(e.s.guest().user.Home) + "\n" + exits(3)},
 		{"", "pwd; cd /usr/bin; cd /usr", says(made)},
 		{"bin", "pwd", says("/usr/bin")},
 		{"", "pwd; echo $OLDPWD", says("/usr", "/usr/bin")},
