@@ -112,6 +112,7 @@ func Start(s Spec) (*Process, error) {
 	if s.Mortal {
 		attr.Sys.Pdeathsig = syscall.SIGKILL
 	}
+	giveAway(attr)
 	p := &Process{done: make(chan struct{}), r: r}
 	r.startMu.Lock()
 	if p.Marker = s.Marker; p.Marker == 0 {
@@ -134,6 +135,23 @@ func Start(s Spec) (*Process, error) {
 	default:
 	}
 	return p, nil
+}
+
+// giveAway gives the pipes of a child that is to run as another user to that user, as runc does
+// (fixStdioPermissions). Programs open them once more by the name /dev/stdout or /proc/self/fd/1,
+// and only their owner may. OpenTTY does the same with terminals. What else a child may have is
+// everybody's, as the null device, or has no name to open.
+func giveAway(attr *syscall.ProcAttr) {
+	if attr.Sys.Credential == nil {
+		return
+	}
+	to := attr.Sys.Credential.Uid
+	for _, fd := range attr.Files {
+		var st unix.Stat_t
+		if unix.Fstat(int(fd), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO && st.Uid != to {
+			unix.Fchown(int(fd), int(to), -1) //nolint:errcheck // the child has the pipe all the same; an id that is none fails its start
+		}
+	}
 }
 
 // hardRSS is the hard RLIMIT_RSS of this process.

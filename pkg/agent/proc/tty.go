@@ -36,7 +36,7 @@ func OpenTTY(cols, rows int, cred *syscall.Credential) (ours *os.File, theirs in
 		return nil, -1, fmt.Errorf("make a terminal: %w", err)
 	}
 	if cred != nil {
-		unix.Fchown(theirs, int(cred.Uid), -1) //nolint:errcheck // gVisor may refuse; most programs do not mind
+		unix.Fchown(theirs, int(cred.Uid), -1) //nolint:errcheck // as giveAway
 	}
 	return ours, theirs, nil
 }

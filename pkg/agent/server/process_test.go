@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -154,5 +155,38 @@ func TestHome(t *testing.T) {
 		if got := e.events(req); got != "stdout \"/usr\"\nstdout \"/usr\"\ncomplete" {
 			t.Errorf("%q, the request's: %s", set, got)
 		}
+	}
+}
+
+// reopens is a program that opens its standard streams by their names, and writes to the file $1
+// which it could open.
+const reopens = `#!/bin/sh
+exec 3>"$1.new"
+for f in /dev/stdin /proc/self/fd/0; do true <$f && echo $f >&3; done
+for f in /dev/stdout /dev/stderr /proc/self/fd/1 /proc/self/fd/2; do echo $f >$f && echo $f >&3; done
+mv "$1.new" "$1"
+`
+
+// TestStreamsCanBeOpened: images link /dev/stdout to a log, and their USER is not root.
+func TestStreamsCanBeOpened(t *testing.T) {
+	e := newUserEnv(t, reopens, nil)
+	const all = "/dev/stdin\n/proc/self/fd/0\n/dev/stdout\n/dev/stderr\n/proc/self/fd/1\n/proc/self/fd/2\n"
+	ways := e.ways()
+	for _, way := range slices.Sorted(maps.Keys(ways)) {
+		t.Run(way, func(t *testing.T) {
+			file := filepath.Join(e.dir, "of-"+way)
+			ways[way](file)
+			if got := written(t, file); got != all {
+				t.Errorf("it could open only\n%s", got)
+			}
+		})
+	}
+	root := int64(0)
+	req := agent.CommandRequest{Command: "echo by name >/dev/stdout", UID: &root}
+	if got := e.events(req); got != "stdout \"by name\"\ncomplete" {
+		t.Errorf("root: %s", got)
+	}
+	if fi, err := os.Stat(os.DevNull); err != nil || fi.Sys().(*syscall.Stat_t).Uid != 0 {
+		t.Errorf("the null device was given away: %v", err)
 	}
 }
