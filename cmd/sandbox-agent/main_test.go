@@ -235,7 +235,9 @@ func (x *box) awaitLogs(want string) {
 
 func TestEntrypointThatCanNotStart(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"plain": "x", "noshebang": "echo hi", "badloader": "#!/nope/x\n"} {
+	for name, text := range map[string]string{
+		"plain": "x", "noshebang": "echo hi", "badloader": "#! /nope/x -y\n", "windows": "#!/bin/sh\r\ntrue\r\n",
+	} {
 		if err := os.WriteFile(dir+"/"+name, []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -251,7 +253,8 @@ func TestEntrypointThatCanNotStart(t *testing.T) {
 		{[]string{dir + "/plain"}, 126, "not executable"},
 		{[]string{dir}, 126, "is a directory"},
 		{[]string{dir + "/noshebang"}, 126, "without #!"},
-		{[]string{dir + "/badloader"}, 127, "the interpreter or loader that it names does not"},
+		{[]string{dir + "/badloader"}, 127, `the file exists, but its interpreter "/nope/x" does not`},
+		{[]string{dir + "/windows"}, 127, `its interpreter "/bin/sh\r" (its lines end as on Windows) does not`},
 		{[]string{""}, 127, "no such file"},
 	} {
 		x := start(t, agent.Bootstrap{Entrypoint: c.argv}, "")
@@ -274,15 +277,15 @@ func TestBootErrors(t *testing.T) {
 		"no JSON":    {line: "hello\n", says: "bootstrap"},
 		"no token":   {line: `{"protocol":1}` + "\n", says: "token"},
 		"protocol":   {line: `{"protocol":7,"token":"x"}` + "\n", says: "protocol 7"},
-		"user":       {b: agent.Bootstrap{User: "nosuchuser-x"}, says: "nosuchuser-x"},
+		"user":       {b: agent.Bootstrap{User: "nosuchuser-x"}, says: `user "nosuchuser-x": no such user in /etc/passwd of the image; build`},
+		"group":      {b: agent.Bootstrap{User: "root:nosuch-x"}, says: `group "nosuch-x": no such group in /etc/group of the image; build`},
 		"workdir":    {b: agent.Bootstrap{Workdir: "/dev/null/x"}, says: "working directory"},
 		"workdir, 2": {b: agent.Bootstrap{Workdir: "rel"}, says: "not absolute"},
 	} {
 		x := start(t, c.b, c.line)
-		err := x.cmd.Wait()
-		said := x.stderr.String()
-		if err == nil || !strings.Contains(said, c.says) || strings.Count(said, "\n") != 1 {
-			t.Errorf("%s: %v; %q", name, err, said)
+		o, _ := x.ended(1) // in a sandbox only the obituary is read
+		if said := x.stderr.String(); said != "sandbox-agent: "+o.Message+"\n" || o.ExitCode != 1 || !strings.Contains(said, c.says) {
+			t.Errorf("%s: %+v; %q", name, o, said)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -55,12 +56,12 @@ func ParseObituary(b []byte) (Obituary, error) {
 	return o, nil
 }
 
-// printable returns at most limit bytes of s, with controls and what is not
-// UTF-8 replaced by spaces.
+// printable returns at most limit bytes of s, with spaces in place of controls, of what turns the
+// direction of text, and of what is not UTF-8.
 func printable(s string, limit int) string {
 	s = s[:min(len(s), limit)] // half a rune becomes a space below
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 || r == utf8.RuneError {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
 			return ' '
 		}
 		return r

@@ -81,13 +81,7 @@ func (d *death) lastLines() string {
 	if d.output == "" || d.code != nil && *d.code == 0 {
 		return ""
 	}
-	out := strings.Map(func(c rune) rune {
-		if c == '\n' || c == '\t' || unicode.IsPrint(c) {
-			return c
-		}
-		return -1
-	}, strings.ToValidUTF8(d.output, ""))
-	lines := strings.Split(strings.Trim(out, "\n"), "\n")
+	lines := strings.Split(strings.Trim(printable(d.output), "\n"), "\n")
 	last := strings.Join(lines[max(0, len(lines)-messageLines):], "\n")
 	if over := len(last) - messageBytes; over > 0 {
 		last = strings.ToValidUTF8(last[over:], "")
@@ -96,6 +90,16 @@ func (d *death) lastLines() string {
 		return ""
 	}
 	return record.LastLines + last
+}
+
+// printable is what a guest has said, without characters that would control a terminal.
+func printable(said string) string {
+	return strings.Map(func(c rune) rune {
+		if c == '\n' || c == '\t' || unicode.IsPrint(c) {
+			return c
+		}
+		return -1
+	}, strings.ToValidUTF8(said, ""))
 }
 
 // counts are the kernel's counters of a sandbox.
@@ -197,7 +201,7 @@ func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 		d.message = fmt.Sprintf("it filled its disk of %s, so its exit code could not be saved; give it more (--disk), or let it write "+
 			"less", record.Mebibytes(r.Spec.DiskBytes))
 	case !left && o.LastOutput != "":
-		first, _, _ := strings.Cut(o.LastOutput, "\n")
+		first, _, _ := strings.Cut(printable(o.LastOutput), "\n")
 		d.reason = record.RuntimeCrash
 		d.message = fmt.Sprintf("its agent crashed: %.200s", first)
 		d.output = o.LastOutput[:min(len(o.LastOutput), maxOutput)]

@@ -223,7 +223,7 @@ func (l *life) fail(ctx context.Context, r *record.Record, err error) (ran bool,
 		return true, l.end(ctx, r, d)
 	}
 	switch said := d.message; {
-	case d.code != nil && errors.Is(err, errDied): // the agent said why it gave up
+	case errors.Is(err, errDied): // the agent said why it gave up, or how it crashed, or nobody knows
 		d.message = failure(r.State, ": "+said).message
 	case d.code != nil:
 		d.message = failed.message + ": " + said // it says why no agent answered

@@ -75,12 +75,14 @@ func whyNot(what, name, path, dir, envPath string, err error) (string, int) {
 			path = filepath.Join(dir, path)
 		}
 		if _, statErr := os.Stat(path); statErr == nil {
-			return fmt.Sprintf("%s %q: the file exists, but the interpreter or loader that it names does not", what, name), 127
+			return fmt.Sprintf("%s %q: the file exists, but %s does not", what, name, interpreterOf(path)), 127
 		}
 		return fmt.Sprintf("%s %q: no such file in the image", what, name), 127
 	case errors.Is(err, syscall.EACCES):
 		if fi, statErr := os.Stat(path); statErr == nil && fi.IsDir() {
 			return fmt.Sprintf("%s %q: is a directory", what, name), 126
+		} else if statErr == nil && fi.Mode()&0o111 == 0 {
+			return fmt.Sprintf("%s %q: not executable: its mode is %#o (chmod +x)", what, name, fi.Mode().Perm()), 126
 		}
 		return fmt.Sprintf("%s %q: not executable by its user, or its user may not enter the working directory %s", what, name, dir), 126
 	case errors.Is(err, syscall.ENOEXEC):
@@ -89,6 +91,29 @@ func whyNot(what, name, path, dir, envPath string, err error) (string, int) {
 		return fmt.Sprintf("%s %q: the sandbox has reached its pids limit", what, name), 126
 	}
 	return fmt.Sprintf("%s %q: %v", what, name, err), 126
+}
+
+// interpreterOf says for people which program a script asks for in its first line (execve(2)), or
+// a program by its loader.
+func interpreterOf(path string) string {
+	const unknown = "the loader that it names"
+	f, err := proc.OpenRegular(path)
+	if err != nil {
+		return unknown
+	}
+	defer f.Close()
+	b := make([]byte, 256) // all that the kernel reads
+	n, _ := f.Read(b)
+	line, ok := strings.CutPrefix(string(b[:n]), "#!")
+	if !ok {
+		return unknown
+	}
+	line, _, _ = strings.Cut(line, "\n")
+	name, _, _ := strings.Cut(strings.Trim(line, " \t"), " ")
+	if strings.HasSuffix(name, "\r") {
+		return fmt.Sprintf("its interpreter %.80q (its lines end as on Windows)", name)
+	}
+	return fmt.Sprintf("its interpreter %.80q", name)
 }
 
 // pathOf is the PATH of an environment.

@@ -42,7 +42,7 @@ func (s *Server) newGuest(b *agent.Bootstrap) (*guest, error) {
 	g := &guest{workdir: workdir, accounts: &proc.Accounts{Passwd: "/etc/passwd", Group: "/etc/group"}}
 	var err error
 	if g.user, err = g.accounts.Resolve(b.User); err != nil {
-		return nil, fmt.Errorf("USER of the image: %w", err)
+		return nil, fmt.Errorf("USER of the image: %w; build the image with a user that it has, or with a number", err)
 	}
 	g.cred = g.user.Credential()
 	g.env = baseEnv(b)

@@ -41,8 +41,9 @@ const stopGrace = 10 * time.Second
 // the agent listens is one line on standard error. Afterwards standard input, output
 // and error are the null device.
 func Main(o Options) int {
+	proc.OnPanic = o.state().crashed
 	if err := seccomp.InstallAsked(); err != nil {
-		return o.unprotected(err)
+		return o.fatal(err, 1)
 	}
 	addr := cmp.Or(o.Listen, fmt.Sprintf("0.0.0.0:%d", agent.Port))
 	ln, err := listen(addr) // connections wait in it until serve
@@ -55,11 +56,10 @@ func Main(o Options) int {
 		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT)
 		close(handled)
 	}()
-	s, err := boot(o)
-	if err != nil {
+	var s *Server
+	if proc.Guarded(func() { s, err = boot(o) }); err != nil {
 		return o.fatal(err, 1)
 	}
-	proc.OnPanic = s.state.crashed
 	proc.BeforeChildren = sync.OnceFunc(func() { // the first answer does not wait for it
 		handleIgnored()
 		proc.ReserveThreads()
@@ -70,7 +70,6 @@ func Main(o Options) int {
 	}
 	<-handled
 	if code, err := s.startEntrypoint(&s.start); err != nil {
-		s.state.writeObituary(agent.Obituary{ExitCode: code, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
 		return o.fatal(err, code)
 	}
 	if err := detachStdio(1, 2); err != nil {
@@ -86,19 +85,18 @@ func Main(o Options) int {
 	return s.live(signals)
 }
 
-// unprotected ends an agent that could not install its filter of system calls. Nothing of
-// the guest's has run. The obituary says it, because nobody reads standard error there.
-func (o Options) unprotected(err error) int {
-	dir := cmp.Or(o.StateDir, agent.StateDir)
-	if makeStateDir(dir, filepath.Join(dir, "output")) == nil {
-		stateDir(dir).writeObituary(agent.Obituary{ExitCode: 1, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
-	}
-	return o.fatal(err, 1)
-}
+// state is where the agent writes.
+func (o Options) state() stateDir { return stateDir(cmp.Or(o.StateDir, agent.StateDir)) }
 
-// fatal says why the agent does not start, in one line.
+// fatal says why the agent does not start: in one line, and in an obituary, because nobody reads
+// the standard error of a sandbox. The directory may not be there yet.
 func (o Options) fatal(err error, code int) int {
-	fmt.Fprintf(os.Stderr, "sandbox-agent: %s\n", strings.Join(strings.Fields(err.Error()), " "))
+	message := strings.Join(strings.Fields(err.Error()), " ")
+	fmt.Fprintf(os.Stderr, "sandbox-agent: %s\n", message)
+	dir := string(o.state())
+	if err := makeStateDir(dir, filepath.Join(dir, "output")); err == nil {
+		o.state().writeObituary(agent.Obituary{ExitCode: code, Message: message}, nil) //nolint:errcheck // nobody is left to hear
+	}
 	return code
 }
 
