@@ -20,12 +20,8 @@ import (
 func agents(t *testing.T, answer func(asked int64) (ok bool, status string)) (c *Change, asked *atomic.Int64, out *strings.Builder) {
 	t.Helper()
 	asked, out = &atomic.Int64{}, &strings.Builder{}
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "agents.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	daemon := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
+	c = &Change{Out: out}
+	c.Client = serve(t, func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/command") && strings.Contains(r.URL.Path, "/slow"):
 			if ok, _ := answer(asked.Add(1)); !ok {
@@ -44,14 +40,28 @@ func agents(t *testing.T, answer func(asked int64) (ok bool, status string)) (c 
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprint(w, `{"code":"SANDBOX::NOT_FOUND","message":"there is no such sandbox"}`)
 		}
+	})
+	return c, asked, out
+}
+
+// serve returns a client of a daemon that answers so.
+func serve(t *testing.T, answer http.HandlerFunc) *client.Client {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "daemon.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer(w, r)
 	})}
 	go daemon.Serve(l) //nolint:errcheck // it is closed
 	t.Cleanup(func() { daemon.Close() })
-	c = &Change{Out: out}
-	if c.Client, err = client.New("unix://"+l.Addr().String(), ""); err != nil {
+	c, err := client.New("unix://"+l.Addr().String(), "")
+	if err != nil {
 		t.Fatal(err)
 	}
-	return c, asked, out
+	return c
 }
 
 const runs = `{"state":"Running"}`
@@ -118,5 +128,30 @@ func TestAliveHangs(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "sandbox slow runs, and does not answer: it was asked 1 time in") ||
 		!strings.Contains(err.Error(), context.DeadlineExceeded.Error()) || asked.Load() != 1 {
 		t.Errorf("%v; asked %d times", err, asked.Load())
+	}
+}
+
+// TestEndTooLate: on a busy host the request for the new end of a sandbox comes after that end. It is made again with a
+// later one. Another refusal is a fault.
+func TestEndTooLate(t *testing.T) {
+	var renewed atomic.Int64
+	refusal := "SANDBOX::INVALID_EXPIRATION"
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/renew-expiration") && (renewed.Add(1) < 3 || refusal == "OTHER"):
+			w.WriteHeader(map[bool]int{true: http.StatusInternalServerError, false: http.StatusBadRequest}[refusal == "OTHER"])
+			fmt.Fprintf(w, `{"code":%q,"message":"expiresAt is not in the future"}`, refusal)
+		case r.Method == http.MethodDelete:
+			w.WriteHeader(http.StatusNoContent)
+		default:
+			fmt.Fprint(w, `{"id":"probe","status":{"state":"Terminated"}}`)
+		}
+	})
+	if err := probeEnd(t.Context(), prober{Client: c, expires: true}, "probe"); err != nil || renewed.Load() != 3 {
+		t.Errorf("%v; asked %d times", err, renewed.Load())
+	}
+	refusal = "OTHER"
+	if err := probeEnd(t.Context(), prober{Client: c, expires: true}, "probe"); err == nil || renewed.Load() != 4 {
+		t.Errorf("another refusal: %v; asked %d times", err, renewed.Load())
 	}
 }

@@ -255,7 +255,7 @@ func probeFork(ctx context.Context, p prober, id string) error {
 	return err
 }
 
-// expiresIn is the timeout that is tried, and expiryLimit how late its end may come.
+// expiresIn is the timeout that is tried first, and expiryLimit how late its end may come.
 const (
 	expiresIn   = 500 * time.Millisecond
 	expiryLimit = 30 * time.Second
@@ -269,10 +269,17 @@ func probeEnd(ctx context.Context, p prober, id string) (err error) {
 	if !p.expires {
 		return nil
 	}
-	if _, err := p.Renew(ctx, id, time.Now().Add(expiresIn)); err != nil {
-		return err
+	in := expiresIn
+	for ; ; in *= 4 {
+		_, err := p.Renew(ctx, id, time.Now().Add(in))
+		if err == nil {
+			break
+		}
+		if !errs.Is(err, errs.Invalid) || in > expiryLimit { // else the request came too late, on a busy host
+			return err
+		}
 	}
-	late, cancel := context.WithTimeoutCause(ctx, expiryLimit, fmt.Errorf("it was there %s after its time was up", expiryLimit))
+	late, cancel := context.WithTimeoutCause(ctx, in+expiryLimit, fmt.Errorf("it was there %s after its time was up", expiryLimit))
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
