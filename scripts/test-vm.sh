@@ -44,7 +44,7 @@ fi
 tidy() {
   local job run
   for job in $(jobs -p); do kill "$job" 2>/dev/null || true; done
-  rm -rf --one-file-system "$new" "$payload" "$payload.disk" "$payload.key"
+  rm -rf --one-file-system "$new" "$payload" "$payload.disk" "$payload.key" "$payload.bin"
   for run in "${stories[@]}"; do rm -f "$vm/$run.disk"; done
 }
 trap tidy EXIT
@@ -151,17 +151,36 @@ image() {
 # told STORY: it is one of the stories of this run, on any Debian.
 told() { printf '%s\n' "${stories[@]%@*}" | grep -x "$1" >/dev/null; }
 
-# packages DIR writes the packages, and those of a version that differs in its number alone, into
-# the files under test.
+# packages DIR writes the packages into the files under test, and those of two later releases: "second" differs in its
+# number alone, and the gVisor of "third" starts nothing while there is /root/dead.
 packages() {
-  local version next
+  local version epoch out=$1/build/packages
   version=$(build/bin/sandboxd --version)
-  version=${version##* }
-  case $version in *+*) next=$version.next ;; *) next=$version+next ;; esac
+  epoch=$(git log -1 --format=%ct)
   make packager
-  build/tools/packages -images "$1/build/images" -out "$1/build/packages" -version "$version" -epoch "$(git log -1 --format=%ct)"
-  build/tools/packages -images /nowhere -out "$1/build/packages/second" -version "$next" -epoch "$(git log -1 --format=%ct)"
-  rm -f "$1"/build/packages/*.rpm "$1"/build/packages/second/*.rpm
+  build/tools/packages -images "$1/build/images" -out "$out" -version "${version##* }" -epoch "$epoch"
+  later() { # NAME N: release 0.N.1-dev+0000000
+    rm -rf "$payload.bin"
+    cp -al build/bin "$payload.bin"
+    rm "$payload.bin/sandboxd"
+    CGO_ENABLED=0 go build -trimpath -o "$payload.bin/sandboxd" \
+      -ldflags "-s -w -X github.com/sandboxd/sandboxd/internal/release.described=v0.$2.0-1-g0000000" ./cmd/sandboxd
+    if [ "$1" = third ]; then
+      rm "$payload.bin/runsc"
+      cat >"$payload.bin/runsc" <<'SH'
+#!/bin/sh
+case " $* " in *" run "* | *" restore "*) [ ! -e /root/dead ] || { echo "this gVisor is dead" >&2; exit 1; } ;; esac
+exec /usr/lib/sandboxd/versions/0.8.1-dev+0000000/libexec/sandboxd/runsc "$@"
+SH
+      chmod 755 "$payload.bin/runsc"
+    fi
+    build/tools/packages -bin "$payload.bin" -native build/bin -images /nowhere -out "$out/$1" \
+      -version "0.$2.1-dev+0000000" -epoch "$epoch"
+    rm -rf "$payload.bin"
+  }
+  later second 8
+  later third 9
+  rm -f "$out"/*.rpm "$out"/*/*.rpm
 }
 
 # bundles DIR writes, for each Debian of the story "bundle", a bundle of the package, the image and what

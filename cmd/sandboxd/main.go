@@ -53,7 +53,8 @@ func command() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(serveCommand(), bundleCommand(), configCommand(), doctorCommand(), escrowCommand(), poolCommand(), restoreCommand(),
-		rollbackCommand(), sbomCommand(), settleCommand(), supportCommand(), teardownCommand(), upgradeCommand(), versionsCommand())
+		rollbackCommand(), sbomCommand(), settleCommand(), supportCommand(), teardownCommand(), tryCommand(), upgradeCommand(),
+		versionsCommand())
 	return root
 }
 

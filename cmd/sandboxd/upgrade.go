@@ -29,10 +29,13 @@ import (
 type changing struct {
 	config, root, restart string
 	limit, soak           time.Duration
+
+	given func(flag string) bool
 }
 
-func changeFlags(cmd *cobra.Command, soak time.Duration) *changing {
-	c := &changing{}
+// changeFlags adds the flags. Without --gate and --soak the configuration counts.
+func changeFlags(cmd *cobra.Command) *changing {
+	c := &changing{given: cmd.Flags().Changed}
 	f := cmd.Flags()
 	path := "/etc/sandboxd/config.toml"
 	if _, err := os.Stat(path); err != nil {
@@ -42,18 +45,25 @@ func changeFlags(cmd *cobra.Command, soak time.Duration) *changing {
 	f.StringVar(&c.root, "root", string(versions.Default), "directory with the versions")
 	f.StringVar(&c.restart, "restart", "", "shell command that restarts the daemon and returns when it serves "+
 		"(default: systemctl, if systemd is init)")
-	f.DurationVar(&c.limit, "gate", time.Minute, "how long the new version may take to start and to be found good")
-	f.DurationVar(&c.soak, "soak", soak, "for how long after that a crash of the new version still goes back; 0: not at all")
+	f.DurationVar(&c.limit, "gate", 0, "how long the new version may take to start and to be found good "+
+		"(default: upgrade.gate of the configuration)")
+	f.DurationVar(&c.soak, "soak", 0, "for how long after that a crash of the new version still goes back; 0: not at all "+
+		"(default: upgrade.soak of the configuration; a rollback has none)")
 	return c
 }
 
-// change is the change that the flags describe.
-func (c *changing) change(out io.Writer) (ch upgrade.Change, err error) {
-	cfg, err := config.Load(c.config)
-	if err != nil {
-		return ch, err
+// change is the change that the flags and the configuration describe.
+func (c *changing) change(cfg *config.Config, out io.Writer) (ch upgrade.Change, err error) {
+	ch = upgrade.Change{
+		Root: versions.Root(c.root), Config: c.config, Limit: time.Duration(cfg.Upgrade.Gate), Soak: time.Duration(cfg.Upgrade.Soak),
+		Out: out,
 	}
-	ch = upgrade.Change{Root: versions.Root(c.root), Config: c.config, Limit: c.limit, Soak: c.soak, Out: out}
+	if c.given("gate") {
+		ch.Limit = c.limit
+	}
+	if c.given("soak") {
+		ch.Soak = c.soak
+	}
 	if ch.Client, err = client.New("unix://"+cfg.Listen.Socket, ""); err != nil {
 		return ch, err
 	}
@@ -122,9 +132,6 @@ func shell(ctx context.Context, command string) (said string, err error) {
 // maxSaid is how much of what a command says is shown, in bytes.
 const maxSaid = 64 << 10
 
-// soakTime is for how long a new release is watched that was found good.
-const soakTime = 10 * time.Minute
-
 func upgradeCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
@@ -146,7 +153,7 @@ At the end the packages and images of the bundle are installed. "sandboxd rollba
   sandboxd versions`,
 		Args: cobra.ExactArgs(1),
 	}
-	c := changeFlags(cmd, soakTime)
+	c := changeFlags(cmd)
 	keys := keyFlag(cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "accept a version older than the present one")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -154,7 +161,11 @@ At the end the packages and images of the bundle are installed. "sandboxd rollba
 		if err != nil {
 			return fmt.Errorf("upgrade: %w", err)
 		}
-		change, err := c.change(cmd.OutOrStdout())
+		cfg, err := config.Load(c.config)
+		if err != nil {
+			return fmt.Errorf("upgrade: %w", err)
+		}
+		change, err := c.change(cfg, cmd.OutOrStdout())
 		if err != nil {
 			return fmt.Errorf("upgrade: %w", err)
 		}
@@ -164,6 +175,35 @@ At the end the packages and images of the bundle are installed. "sandboxd rollba
 		}, change)
 		if err != nil {
 			return fmt.Errorf("upgrade: %w", err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+// tryCommand is what the scripts of the packages call, by the program of the new version.
+func tryCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "try VERSION", Short: "Change to a version that a package has put there; the packages call it", Hidden: true,
+		Args: cobra.ExactArgs(1),
+	}
+	c := changeFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		cfg, err := config.Load(c.config)
+		if err != nil {
+			return fmt.Errorf("try: nothing was changed: %w", err)
+		}
+		change, err := c.change(cfg, cmd.OutOrStdout())
+		if err != nil {
+			return fmt.Errorf("try: %w", err)
+		}
+		change.To = args[0]
+		do := change.Run
+		if !cfg.Upgrade.Packages {
+			do = change.Take
+		}
+		if err := do(cmd.Context()); err != nil {
+			return fmt.Errorf("try: %w", err)
 		}
 		return nil
 	}
@@ -182,9 +222,14 @@ the newer package; installing that again changes to it again.`,
 		Example: `  sandboxd rollback`,
 		Args:    cobra.MaximumNArgs(1),
 	}
-	c := changeFlags(cmd, 0)
+	c := changeFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		change, err := c.change(cmd.OutOrStdout())
+		cfg, err := config.Load(c.config)
+		if err != nil {
+			return fmt.Errorf("rollback: %w", err)
+		}
+		cfg.Upgrade.Soak = 0
+		change, err := c.change(cfg, cmd.OutOrStdout())
 		if err != nil {
 			return fmt.Errorf("rollback: %w", err)
 		}

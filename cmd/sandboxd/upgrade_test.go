@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -10,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/versions"
 )
 
@@ -132,5 +135,60 @@ func TestShell(t *testing.T) {
 		if !errors.Is(err, unix.EINTR) {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestTrialLimits: the configuration has the limits of a trial, and flags come first.
+func TestTrialLimits(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(path, []byte("[upgrade]\ngate = \"90s\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := config.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string][2]time.Duration{
+		"": {90 * time.Second, 10 * time.Minute}, "--gate 3s": {3 * time.Second, 10 * time.Minute}, "--soak 0": {90 * time.Second, 0},
+	} {
+		cmd := &cobra.Command{}
+		c := changeFlags(cmd)
+		if err := cmd.ParseFlags(append(strings.Fields(args), "--restart", "true", "--config", path)); err != nil {
+			t.Fatal(err)
+		}
+		ch, err := c.change(cfg, t.Output())
+		if got := [2]time.Duration{ch.Limit, ch.Soak}; err != nil || got != want {
+			t.Errorf("%q: %v, %v; want %v", args, got, err, want)
+		}
+	}
+}
+
+// TestTry: where the configuration wants no trial, the version of a package is taken as it is.
+func TestTry(t *testing.T) {
+	dir := t.TempDir()
+	r := versions.Root(dir)
+	for _, version := range []string{"1.0.0", "1.1.0"} {
+		program := r.Program(version, "sandboxd")
+		if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("/bin/true", program); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "config.toml")
+	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[upgrade]\ntry_packages = false\n", dir+"/state", dir+"/run")
+	if err := errors.Join(r.Point(versions.Current, "1.0.0"), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	// Of the host's own systemd nothing is asked.
+	out, err := run("try", "1.1.0", "--root", dir, "--config", path, "--restart", "touch "+dir+"/restarted")
+	if _, stat := os.Stat(dir + "/restarted"); err != nil || stat != nil || out != "changing from 1.0.0 to 1.1.0, without a trial\n" {
+		t.Errorf("%q, %v, %v", out, err, stat)
+	}
+	current, err := r.Named(versions.Current)
+	previous, named := r.Named(versions.Previous)
+	if current != "1.1.0" || previous != "1.0.0" || err != nil || named != nil {
+		t.Errorf("current is %q, %v; previous is %q, %v", current, err, previous, named)
 	}
 }

@@ -53,6 +53,8 @@ type Config struct {
 
 	Backup Backup `toml:"backup"`
 
+	Upgrade Upgrade `toml:"upgrade"`
+
 	Policies map[string]Policy `toml:"policies"`
 
 	Pools []Pool `toml:"pool"`
@@ -174,6 +176,13 @@ type Snapshots struct {
 	Age             Duration `toml:"max_age"`
 }
 
+// Upgrade is how a new version is tried.
+type Upgrade struct {
+	Gate     Duration `toml:"gate"`
+	Soak     Duration `toml:"soak"`
+	Packages bool     `toml:"try_packages"`
+}
+
 // Log is how much the daemon logs.
 type Log struct {
 	Level string `toml:"level"`
@@ -200,6 +209,9 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 	c.validateLimits(bad)
 	c.validateSnapshots(bad)
 	c.validateBackup(bad)
+	if d := time.Duration(c.Upgrade.Gate); d < time.Second {
+		bad("upgrade.gate = %s: want at least 1s", d)
+	}
 	switch c.Log.Level {
 	case "debug", "info", "warn", "error":
 	default:

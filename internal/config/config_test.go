@@ -95,6 +95,7 @@ func TestBad(t *testing.T) {
 		"[network]\nmax_flows = 100000":                              "256 to 65536",
 		"[network]\nmax_open_flows = 0":                              "max_open_flows = 0",
 		"[network]\nmax_flows = 1024":                                "max_open_flows = 2048",
+		"[upgrade]\ngate = '0s'":                                     "at least 1s",
 		"[log]\nlevel = 'loud'":                                      "loud",
 		"[security]\nlevels = ['lax', 'default']":                    "want a list of strict, default and compat",
 		"[security]\nlevels = ['strict']":                            "it is not in security.levels",

@@ -73,7 +73,7 @@ func (c *Change) Run(ctx context.Context) (err error) {
 		return err
 	}
 	fmt.Fprintf(c.Out, "checking %s: configuration, host, state\n", c.To)
-	if err := c.preflight(ctx, j.From, before); err != nil {
+	if err := c.preflightInTime(ctx, j.From, before); err != nil {
 		return fmt.Errorf("sandboxd %s cannot run here, and nothing was changed: %w", c.To, err)
 	}
 	if err := ctx.Err(); err != nil {
@@ -97,6 +97,32 @@ func (c *Change) Run(ctx context.Context) (err error) {
 	return nil
 }
 
+// Take makes the change without a trial: the operator does not want one.
+func (c *Change) Take(ctx context.Context) (err error) {
+	if c.Lock, err = c.Root.Lock(); err != nil {
+		return err
+	}
+	defer c.Lock.Unlock()
+	j, err := c.journal()
+	if err != nil {
+		return err
+	}
+	if err := tell(ctx, nil, c.Root.Program(c.To, "sandboxd"), c.args("config", "check")...); err != nil {
+		return fmt.Errorf("nothing was changed: its configuration: %w", err)
+	}
+	fmt.Fprintf(c.Out, "changing from %s to %s, without a trial\n", j.From, c.To)
+	err = errors.Join(putUnits(c.Root, c.To, c.Units), c.Root.Point(versions.Previous, j.From), c.Root.Point(versions.Current, c.To))
+	if err == nil {
+		limited, cancel := context.WithTimeout(ctx, backLimit)
+		defer cancel()
+		err = c.restart(limited)
+	}
+	if err != nil {
+		return fmt.Errorf("sandboxd %s was not tried, and does not run: %w; to go back: sandboxd rollback", c.To, err)
+	}
+	return nil
+}
+
 // FailpointNames lists the steps of a change and of its undoing, for tests that kill whoever does
 // them.
 func FailpointNames() []string {
@@ -115,6 +141,12 @@ func (c *Change) journal() (*versions.Journal, error) {
 	if last.UnderWay() {
 		return nil, errs.New(errs.WrongState, "a change to %s was interrupted, and the daemon has not undone it yet: restart sandboxd, "+
 			"and try again", last.To)
+	}
+	if busy, err := c.Root.Packaging(); err != nil {
+		return nil, err
+	} else if busy {
+		return nil, errs.New(errs.WrongState, "a package manager is replacing the version of sandboxd: wait until it ends; if it was "+
+			"interrupted, let it finish first (dpkg --configure -a, or install the package again)")
 	}
 	j := &versions.Journal{Step: versions.Trial, To: c.To, Nonce: rand.Text(), Units: c.Units, Started: time.Now().UTC()}
 	if j.From, err = c.Root.Named(versions.Current); err != nil {

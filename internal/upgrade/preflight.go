@@ -9,10 +9,21 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/doctor"
 )
+
+// preflightLimit is how long the checks of a new version may take: whoever waits for a package must not wait for ever.
+const preflightLimit = 10 * time.Minute
+
+// preflightInTime is preflight with an end.
+func (c *Change) preflightInTime(ctx context.Context, from string, before *view) error {
+	limited, cancel := context.WithTimeoutCause(ctx, preflightLimit, fmt.Errorf("its checks took longer than %s", preflightLimit))
+	defer cancel()
+	return inTime(limited, func(ctx context.Context) error { return c.preflight(ctx, from, before) })
+}
 
 // preflight lets the new version read the configuration, look at the host, and bring a copy of the
 // state forward. It changes nothing.
@@ -86,7 +97,7 @@ func (c *Change) examine(ctx context.Context, from string) error {
 func (c *Change) findings(ctx context.Context, version string) (found []doctor.Finding, err error) {
 	var said bytes.Buffer
 	cmd := exec.CommandContext(ctx, c.Root.Program(version, "sandboxd"), c.args("doctor", "--output", "json")...)
-	cmd.Stderr = &said
+	cmd.Stderr, cmd.WaitDelay = &said, waitDelay
 	out, ran := cmd.Output() // its exit status is 1 when a check failed
 	if err := json.Unmarshal(out, &found); err != nil {
 		return nil, fmt.Errorf("sandboxd doctor of %s: %w: %s", version, errors.Join(ran, err), bytes.TrimSpace(said.Bytes()))
@@ -94,10 +105,13 @@ func (c *Change) findings(ctx context.Context, version string) (found []doctor.F
 	return found, nil
 }
 
+// waitDelay is how long what a program has left behind may have its output open after the program was ended.
+const waitDelay = 10 * time.Second
+
 // tell runs a program, and returns what it says when it fails.
 func tell(ctx context.Context, in io.Reader, program string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Stdin = in
+	cmd.Stdin, cmd.WaitDelay = in, waitDelay
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s: %w: %s", strings.Join(append([]string{"sandboxd"}, args...), " "), err, bytes.TrimSpace(out))

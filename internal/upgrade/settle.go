@@ -19,11 +19,31 @@ import (
 // unitNames are the files of a version that a service manager reads.
 var unitNames = []string{"sandboxd.service", "sandboxd.socket"}
 
-// Settle undoes a change that nobody will finish, or whose version has crashed in its soak. The caller has
-// the locks of the instance, so no daemon has the state open. It returns the version that is to run; "":
-// this change is none of this root, is on trial or in its soak, and whoever calls goes on. config is the file that
-// the daemon reads; "": it has none.
+// Settle undoes a change that nobody will finish, or whose version has crashed in its soak. While a package manager
+// replaces the version, it lets the one of before run. The caller has the locks of the instance, so no daemon has the
+// state open. It returns the version that is to run; "": this change is none of this root, is on trial or in its soak,
+// and whoever calls goes on. config is the file that the daemon reads; "": it has none.
 func Settle(ctx context.Context, r versions.Root, state, config string, log *slog.Logger) (run string, err error) {
+	before, err := r.Replaced()
+	if err != nil {
+		return "", err
+	}
+	if before != "" {
+		if err := r.PutBack(before); err == nil {
+			log.Warn("a package manager has not come to the trial of a new version yet, so the version of before runs", "version", before)
+		} else { // better a version that nobody has tried than none
+			log.Error("the current version runs untried, because the one of before is not whole", "err", err)
+			before = ""
+		}
+	}
+	if run, err = settle(ctx, r, state, config, log); run == "" {
+		run = before
+	}
+	return run, err
+}
+
+// settle is Settle of what the journal says.
+func settle(ctx context.Context, r versions.Root, state, config string, log *slog.Logger) (run string, err error) {
 	j, err := r.Journal()
 	if err != nil {
 		return "", err

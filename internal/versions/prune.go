@@ -60,7 +60,7 @@ func (r Root) Prune(own string, needed func(candidates []string) (rest []string,
 		return nil, fmt.Errorf("find versions that nothing needs: %w", err)
 	}
 	for _, version := range rest {
-		if busy, err := r.packaging(); busy || err != nil {
+		if busy, err := r.Packaging(); busy || err != nil {
 			return removed, err
 		}
 		if err := r.remove(version); err != nil {
@@ -69,16 +69,6 @@ func (r Root) Prune(own string, needed func(candidates []string) (rest []string,
 		removed = append(removed, version)
 	}
 	return removed, nil
-}
-
-// packaging reports whether a package manager is between the scripts of a package: it unpacks a version that no link
-// and no list of its own names yet. The scripts have the directory kept for that time (tools/packages/scripts).
-func (r Root) packaging() (bool, error) {
-	_, err := os.Lstat(filepath.Join(string(r), "kept"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
 }
 
 // cut lists what a removal or an installation left that was cut short.

@@ -107,7 +107,11 @@ func (r Root) Disarm() error {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return errors.Join(err, r.Point(Undo, ""), r.Release())
+	replaced, replacedErr := r.Replaced()
+	if replaced == "" && replacedErr == nil { // else the link is of a package manager, which has not ended
+		err = errors.Join(err, r.Point(Undo, ""))
+	}
+	return errors.Join(err, replacedErr, r.Release())
 }
 
 func (r Root) mark() string { return filepath.Join(string(r), "upgrade.running") }

@@ -9,6 +9,7 @@
 //	ROOT/upgrade.lock                      held by the program that changes the version
 //	ROOT/upgrade.reserve                   room for an undoing, while a version is on trial or in its soak
 //	ROOT/upgrade.running                   a daemon of that version runs, or has crashed
+//	ROOT/kept                              only while a package manager replaces a version (kept.go)
 //
 // A link is replaced by rename(2), so at every moment it names a whole version. A directory is in
 // versions when all of it is on disk.
@@ -57,7 +58,8 @@ type Version struct {
 func Of(program string) (r Root, version string, ok bool) {
 	bin, _ := filepath.Split(program)
 	dir := filepath.Dir(filepath.Clean(bin))
-	if filepath.Base(filepath.Clean(bin)) != "bin" || filepath.Base(filepath.Dir(dir)) != "versions" || !Valid(filepath.Base(dir)) {
+	all := filepath.Base(filepath.Dir(dir)) // kept has the links by which a replaced version settles
+	if filepath.Base(filepath.Clean(bin)) != "bin" || all != "versions" && all != "kept" || !Valid(filepath.Base(dir)) {
 		return "", "", false
 	}
 	return Root(filepath.Dir(filepath.Dir(dir))), filepath.Base(dir), true

@@ -36,6 +36,7 @@ func TestOf(t *testing.T) {
 	for program, want := range map[string]string{
 		"/usr/lib/sandboxd/versions/1.2.3/bin/sandboxd":               "/usr/lib/sandboxd 1.2.3",
 		"/r/versions/0.1.0-dev+620b32b.dirty/bin/x":                   "/r 0.1.0-dev+620b32b.dirty",
+		"/usr/lib/sandboxd/kept/1.2.3/bin/sandboxd":                   "/usr/lib/sandboxd 1.2.3",
 		"/usr/lib/sandboxd/versions/1.2.3/libexec/sandboxd/runsc":     "",
 		"/usr/lib/sandboxd/versions/current/bin/sandboxd":             "",
 		"/usr/lib/sandboxd/versions/1.2/bin/sandboxd":                 "",

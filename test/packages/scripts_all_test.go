@@ -89,6 +89,24 @@ fails "sandboxd-image-tiny depends on sandboxd" dpkg -r sandboxd
 dpkg -r sandboxd-image-tiny sandboxd
 gone /usr/share/sandboxd`,
 
+	"rpm under systemd": systemd + `rpm() { command rpm --dbpath /srv/db --nodeps "$@"; }
+mkdir db
+cp /usr/local/sbin/* /sbin/ # where rpm looks
+rpm -i p/v1.rpm
+runs 0.1.1-dev+v1
+touch broken
+rpm -U p/v2.rpm 2>&1 | tee /dev/stderr | grep -F "run: $V/0.1.2-dev+v2/bin/sandboxd try 0.1.2-dev+v2"
+current 0.1.1-dev+v1
+cmp /usr/bin/sleep $V/0.1.1-dev+v1/bin/sandboxd
+ended
+rm broken
+: >asked
+rpm -U p/v3.rpm
+same "tried: 0.1.3-dev+v3 with versions/0.1.1-dev+v1" "$(cat asked)" "what was tried"
+current 0.1.3-dev+v3
+ended
+kill "$(cat pid)"`,
+
 	// rpm has a database of its own here, and looks for no packages of Debian in it.
 	"rpm": `rpm() { command rpm --dbpath /srv/db --nodeps "$@"; }
 mkdir db

@@ -42,6 +42,30 @@ used() { mkdir -p /srv/state; touch /srv/state/sandboxd.db; echo 'state_dir = "/
 V=/usr/lib/sandboxd/versions
 `
 
+// systemd are more words: the service manager that the scripts ask. The daemon is the process of the file pid.
+const systemd = `
+mkdir -p /run/systemd/system
+rm -f /usr/sbin/policy-rc.d
+for p in systemctl deb-systemd-invoke modprobe; do
+  printf '#!/bin/sh\necho "$(basename "$0") $*" >>/srv/systemd\n' >/usr/local/sbin/$p
+  chmod +x /usr/local/sbin/$p
+done
+cat >>/usr/local/sbin/systemctl <<'SH'
+case " $* " in
+*" is-active "*) [ -e /srv/pid ] || exit 3 ;;
+*" MainPID "*) cat /srv/pid ;;
+esac
+SH
+runs() { # VERSION: its daemon runs; the program of a script would be its shell
+  cp /usr/bin/sleep $V/$1/bin/serve
+  mv $V/$1/bin/serve $V/$1/bin/sandboxd
+  $V/$1/bin/sandboxd infinity &
+  echo $! >/srv/pid
+}
+current() { same "versions/$1" "$(readlink /usr/lib/sandboxd/current)" "the current version"; }
+ended() { gone /usr/lib/sandboxd/kept /usr/lib/sandboxd/undo; }
+`
+
 // scripts are what TestMaintainerScripts does. `make test-all` adds those of scripts_all_test.go.
 var scripts = map[string]string{
 	"install": `dpkg -i p/v1.deb
@@ -115,6 +139,61 @@ dpkg -i p/v2.deb
 same versions/0.1.3-dev+v3 "$(readlink /usr/lib/sandboxd/previous)" "where a rollback goes: to what ran"
 same "0.1.2-dev+v2 0.1.3-dev+v3 0.1.4-dev+v4" "$(ls $V | paste -sd ' ')" "versions after an installation over a rollback"`,
 
+	"an upgrade under systemd": systemd + `dpkg -i p/v1.deb
+runs 0.1.1-dev+v1
+touch broken
+for again in "dpkg -i p/v2.deb" "dpkg --configure sandboxd"; do
+  : >asked
+  fails "0.1.2-dev+v2 was not taken, for the reason above, and 0.1.1-dev+v1 runs on" $again
+  same "tried: 0.1.2-dev+v2 with versions/0.1.1-dev+v1" "$(cat asked)" "what was tried"
+  same half-configured "$(state)" "the package"
+  current 0.1.1-dev+v1
+  ended
+done
+rm broken
+dpkg --configure sandboxd
+same installed "$(state)" "the package"
+current 0.1.2-dev+v2
+ended
+kill "$(cat pid)"
+runs 0.1.2-dev+v2
+dpkg --unpack p/v3.deb
+current 0.1.3-dev+v3 # no trial yet
+same kept/0.1.2-dev+v2 "$(readlink /usr/lib/sandboxd/undo)" "the program that a start calls"
+same 0.1.2-dev+v2 "$(cat /usr/lib/sandboxd/kept/current)" "the version that a start runs"
+cmp /usr/bin/sleep /usr/lib/sandboxd/undo/bin/sandboxd
+gone $V/0.1.2-dev+v2/bin/sandboxd # dpkg has removed it
+: >asked
+dpkg --unpack p/v4.deb # the one before it has not been tried
+same 0.1.2-dev+v2 "$(cat /usr/lib/sandboxd/kept/current)" "the version that a start runs"
+echo '# of v4' >>/usr/lib/systemd/system/sandboxd.service # as if it had another unit
+dpkg --configure sandboxd
+same "tried: 0.1.4-dev+v4 with versions/0.1.2-dev+v2" "$(cat asked)" "what was tried"
+fails "" grep '# of v4' /usr/lib/systemd/system/sandboxd.service # the trial begins with the unit of before
+ended
+printf '#!/bin/sh\n[ "$*" != "sandboxd.service restart" ] || exit 101\n' >/usr/sbin/policy-rc.d
+chmod +x /usr/sbin/policy-rc.d
+: >asked
+dpkg -i p/v3.deb 2>&1 | grep "policy-rc.d forbids a restart, so 0.1.2-dev+v2 runs on"
+current 0.1.3-dev+v3
+same versions/0.1.4-dev+v4 "$(readlink /usr/lib/sandboxd/previous)" "where a rollback goes"
+rm /usr/sbin/policy-rc.d
+kill "$(cat pid)"
+rm pid
+dpkg -i p/v4.deb # the service is stopped
+current 0.1.4-dev+v4
+same versions/0.1.3-dev+v3 "$(readlink /usr/lib/sandboxd/previous)" "where a rollback goes"
+runs 0.1.4-dev+v4
+dpkg -i p/v4.deb # it runs already
+current 0.1.4-dev+v4
+ended
+echo 99 >/usr/lib/sandboxd/current/share/sandboxd/schema
+fails "the installed version writes state of schema 99" dpkg -i p/v3.deb
+current 0.1.4-dev+v4
+ended
+same "" "$(cat asked)" "what was tried since"
+kill "$(cat pid)"`,
+
 	"remove and purge": `dpkg -i p/v1.deb
 dpkg -i p/v2.deb
 used
@@ -139,12 +218,7 @@ dpkg -P sandboxd
 gone /etc/sandboxd /srv/state /etc/systemd/system/multi-user.target.wants/sandboxd.service /var/lib/systemd/deb-systemd-helper-enabled/sandboxd.service.dsh-also
 same not-installed "$(state)" "the package"`,
 
-	"install again after a removal under systemd": `mkdir -p /run/systemd/system
-for p in systemctl deb-systemd-invoke modprobe; do
-  printf '#!/bin/sh\necho "$(basename "$0") $*" >>/srv/systemd\n' >/usr/local/sbin/$p
-  chmod +x /usr/local/sbin/$p
-done
-printf '[ "$2" != is-active ] || exit 3\n' >>/usr/local/sbin/systemctl
+	"install again after a removal under systemd": systemd + `
 started() { local n; n=$(grep -c '^deb-systemd-invoke start sandboxd.socket sandboxd.service' systemd) || true; same "$1" "$n" "times that the service was started"; }
 dpkg -i p/v1.deb
 started 1

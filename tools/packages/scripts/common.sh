@@ -71,7 +71,7 @@ clashes() {
 	done
 }
 
-# upgrading refuses while "sandboxd upgrade" tries a version: it holds a lock of fcntl(2), and has the file
+# upgrading SO refuses while "sandboxd upgrade" tries a version: it holds a lock of fcntl(2), and has the file
 # open, which root alone can. /proc/locks has the locks of all users and guests, and files of other file
 # systems have the same inode number.
 upgrading() {
@@ -79,7 +79,7 @@ upgrading() {
 	holders=$(awk -v inode="${lock#*:}" '$2 != "->" { split($6, at, ":"); if (at[3] == inode) print $5 }' /proc/locks 2>/dev/null) || true
 	for pid in $holders; do
 		if stat -L -c %d:%i "/proc/$pid/fd/"* 2>/dev/null | grep -qxF "$lock"; then
-			fail "sandboxd upgrade (process $pid) is changing the version; wait until it ends. Nothing was installed."
+			fail "sandboxd upgrade (process $pid) is changing the version; wait until it ends. $1"
 		fi
 	done
 }
@@ -95,20 +95,42 @@ downgrade() {
 		"run touch /etc/sandboxd/downgrade, and install again. What was done since that copy is lost. Nothing was installed."
 }
 
+# replaced prints the version that ran when this installation began; nothing if there was none.
+replaced() {
+	if [ -s $root/kept/current ]; then
+		cat $root/kept/current
+	elif old=$(readlink $root/current); then
+		echo "${old##*/}"
+	fi
+}
+
+# link NAME VERSION lets a link name a version, by rename(2).
+link() {
+	ln -sfn "versions/$2" "$root/$1.new"
+	mv -fT "$root/$1.new" "$root/$1"
+}
+
 # keep_versions links the files of other versions aside. The package manager removes those of the
 # package before while its daemon runs, and while files of it are mounted in sandboxes; and
 # "sandboxd rollback" goes back to them. While the directory kept is there, the daemon removes no version: neither
-# a link nor a list of the package manager names the one that is being unpacked.
+# a link nor a list of the package manager names the one that is being unpacked. Until the version that is unpacked has
+# its trial, a start of the service goes back to the one that kept/current names (internal/versions/kept.go).
 keep_versions() {
-	restore_versions # what an interrupted installation has kept
+	was=$(replaced)
 	mkdir -p $root/kept
 	for dir in "$root"/versions/*; do
 		if [ -d "$dir" ] && [ "${dir##*/}" != "$version" ]; then
-			cp -al "$dir" $root/kept/ || say "version ${dir##*/} cannot be kept beside $version"
+			cp -al "$dir" $root/kept/ || {
+				say "version ${dir##*/} cannot be kept beside $version"
+				[ "${dir##*/}" != "$was" ] || was=''
+			}
 		fi
 	done
-	old=$(readlink $root/current) || return 0
-	[ "${old##*/}" = "$version" ] || echo "${old##*/}" >$root/kept/current
+	if [ -n "$was" ] && [ -d "$root/kept/$was" ]; then
+		ln -sfn "kept/$was" $root/undo # the service's unit calls it
+		echo "$was" >$root/kept/current
+		sync $root/kept/current || true
+	fi
 }
 
 # restore_versions puts back what keep_versions has linked aside, into the same directories.
@@ -118,8 +140,38 @@ restore_versions() {
 		mkdir -p $root/versions
 		[ "${dir##*/}" = "$version" ] || cp -aln "$dir" $root/versions/ || true # cp of coreutils 9.2 fails if it skips a file
 	done
-	if [ -s $root/kept/current ]; then ln -sfn "versions/$(cat $root/kept/current)" $root/previous; fi
+}
+
+# forget_kept ends what keep_versions has begun.
+forget_kept() {
+	rm -f $root/kept/current # first: it may be cut here
+	case $(readlink $root/undo || true) in kept/*) rm -f $root/undo ;; esac
 	rm -rf $root/kept
+}
+
+# go_back lets the version be the current one that ran when this installation began, or one that was interrupted.
+go_back() {
+	restore_versions
+	was=$(replaced)
+	if [ -n "$was" ] && [ -e "$root/versions/$was/bin/sandboxd" ]; then make_current "$was"; fi
+	forget_kept
+}
+
+# make_current VERSION lets the link and the unit files be of a version.
+make_current() {
+	for unit in sandboxd.service sandboxd.socket; do
+		own=$root/versions/$1/systemd/$unit there=/usr/lib/systemd/system/$unit
+		if [ -e "$own" ] && ! cmp -s "$own" $there; then cp "$own" $there; fi
+	done
+	link current "$1"
+}
+
+# take lets this version be the one that starts next, without a trial.
+take() {
+	was=$(replaced)
+	if [ -n "$was" ] && [ "$was" != "$version" ]; then link previous "$was"; fi
+	make_current "$version"
+	forget_kept
 }
 
 # prepare makes what the package manager does not: the files on which the authority of a sandbox
@@ -138,9 +190,9 @@ prepare() {
 		say "some kernel modules could not be loaded; sandboxd doctor says what is missing"
 }
 
-# check_config refuses to restart into a version that rejects the configuration.
+# check_config refuses to go on with a version that rejects the configuration.
 check_config() {
-	$root/current/bin/sandboxd config check $config >&2 ||
+	"$root/versions/$version/bin/sandboxd" config check $config >&2 ||
 		fail "$version rejects $config, so the daemon was not restarted; mend the file and run: $1"
 }
 
@@ -148,16 +200,52 @@ check_config() {
 check_pool() {
 	directories
 	[ ! -e "$state/sandboxd.db" ] || return 0
-	said=$($root/current/bin/sandboxd pool show --config $config 2>&1) ||
+	said=$("$root/versions/$version/bin/sandboxd" pool show --config $config 2>&1) ||
 		fail "$said. So the daemon cannot start, and was not started; mend that, in $config if need be, and run: $1"
 	say "$said"
 }
 
-# runs_already: the daemon that runs is of this version. "sandboxd upgrade" installs the package after
-# it has changed to the version and found it good.
-runs_already() {
-	pid=$(systemctl show --property MainPID --value sandboxd.service) || return 1
-	case $(readlink "/proc/$pid/exe" || true) in $root/versions/"$version"/*) ;; *) return 1 ;; esac
+# running prints the version of the daemon that runs; nothing if none does, or another program.
+running() {
+	if booted && systemctl --quiet is-active sandboxd.service; then
+		readlink "/proc/$(systemctl show --property MainPID --value sandboxd.service)/exe" |
+			sed -n "s,^$root/versions/\([^/]*\)/bin/sandboxd\( (deleted)\)\?\$,\1,p"
+	fi
+}
+
+# may_restart: the operator's policy lets packages restart the service, as deb-systemd-invoke reads it.
+may_restart() {
+	[ -x /usr/sbin/policy-rc.d ] || return 0
+	allowed=0
+	/usr/sbin/policy-rc.d sandboxd.service restart >/dev/null 2>&1 || allowed=$?
+	[ $allowed -ne 101 ]
+}
+
+# change AGAIN lets this version run in the place of the one that runs: by the trial of "sandboxd upgrade", in which that
+# one runs again if this one is not good. Without a daemon, or if the policy of the host forbids a restart, the next start
+# is one of this version, and nothing is tried. "sandboxd upgrade" itself installs the package when the version runs already.
+# AGAIN is the command that does it again.
+change() {
+	runs=$(running)
+	if [ -z "$runs" ] || [ "$runs" = "$version" ]; then
+		take
+	elif ! may_restart; then
+		take
+		say "policy-rc.d forbids a restart, so $runs runs on; the next start of the service is one of $version, without a trial"
+	elif [ ! -e "$root/versions/$runs/bin/sandboxd" ]; then
+		take
+		say "$runs, which runs, could not be kept, so $version takes its place without a trial"
+		systemctl restart sandboxd.service >/dev/null || say "sandboxd does not run; see: journalctl -u sandboxd, sandboxd doctor"
+	else
+		upgrading "Nothing was changed; then run: $1"
+		make_current "$runs"
+		forget_kept
+		say "trying $version; if it is not good, $runs runs again"
+		if "$root/versions/$version/bin/sandboxd" try "$version" --config $config >&2; then return; fi
+		systemctl --system daemon-reload >/dev/null || true
+		fail "$version was not taken, for the reason above, and $runs runs on. When the cause is gone, run: $1. To take it without" \
+			"a trial, set try_packages = false in [upgrade] of the configuration, and run the same. To stay, install the package of $runs."
+	fi
 }
 
 # end_sandboxes ends what lives, as only the daemon's program can, and notes for a purge which
@@ -207,7 +295,7 @@ purgeable() {
 
 # remove_versions removes what this package's scripts have made below /usr/lib.
 remove_versions() {
-	rm -rf $root/versions $root/kept $root/current $root/previous $root/undo $root/upgrade.*
+	rm -rf $root/versions $root/kept $root/current $root/previous $root/undo $root/upgrade.* $root/*.new
 	rmdir $root 2>/dev/null || true
 	rm -f /etc/sysctl.d/60-sandboxd.conf # sandboxd doctor --fix wrote it
 }

@@ -11,5 +11,5 @@ purge)
 		deb-systemd-helper unmask sandboxd.socket sandboxd.service >/dev/null || true
 	fi
 	;;
-abort-install | abort-upgrade) rm -rf "$root/kept" ;;
+abort-install | abort-upgrade) go_back ;;
 esac

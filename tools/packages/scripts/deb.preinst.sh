@@ -5,7 +5,8 @@ install)
 	downgrade
 	;;
 upgrade)
-	upgrading
+	upgrading "Nothing was installed."
+	go_back
 	downgrade
 	keep_versions
 	;;

@@ -2,11 +2,7 @@
 prepare
 booted || exit 0
 systemctl --system daemon-reload >/dev/null || true
-if [ "$1" -eq 1 ]; then
-	systemctl --no-reload preset sandboxd.socket sandboxd.service >/dev/null 2>&1 || true
-	(check_pool "systemctl enable --now sandboxd.socket sandboxd.service") || true
-	say "to start it: systemctl enable --now sandboxd.socket sandboxd.service"
-	exit 0
-fi
-check_config "systemctl restart sandboxd.service"
-runs_already || systemctl try-restart sandboxd.service >/dev/null || say "sandboxd does not run; see: journalctl -u sandboxd, sandboxd doctor"
+[ "$1" -eq 1 ] || exit 0
+systemctl --no-reload preset sandboxd.socket sandboxd.service >/dev/null 2>&1 || true
+(check_pool "systemctl enable --now sandboxd.socket sandboxd.service") || true
+say "to start it: systemctl enable --now sandboxd.socket sandboxd.service"
