@@ -268,7 +268,7 @@ mount --bind "$2" "$1/root/srv/p"
 exec chroot "$1/root" bash -c 'cd /srv && set -eu && eval "$1"' world "$3"`
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // lintian takes minutes on a busy host
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "unshare", "-mpf", "--kill-child", "bash", "-c", make, "make", t.TempDir(), packages, script)
+	cmd := exec.CommandContext(ctx, "unshare", "-mnpf", "--kill-child", "bash", "-c", make, "make", t.TempDir(), packages, script)
 	cmd.WaitDelay = time.Second // for what a script that failed has left
 	out, err := cmd.CombinedOutput()
 	return string(out), err
