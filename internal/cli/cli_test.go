@@ -432,7 +432,7 @@ func TestExitCodes(t *testing.T) {
 		},
 		"not executable": {
 			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":126,"error":"denied\u001b"}`) },
-			code: 126, says: "executable",
+			code: 126, says: "tabcdefghijk: denied",
 		},
 		"timeout": {exec: func(w io.Writer, _ <-chan string) {
 			frame(w, 3, `{"exit_code":137,"signal":"SIGKILL","timed_out":true}`)

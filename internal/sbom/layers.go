@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -93,6 +94,8 @@ const (
 	maxFiles   = 200_000 // that say something
 	maxWeight  = 64 << 20
 	maxLinks   = 16 << 20 // bytes of the names of symbolic links of a layer
+
+	maxReplaced = 1000 // directories of a layer
 )
 
 // files are the files of an image that say something, as the layers so far leave them.
@@ -161,6 +164,8 @@ type layer struct {
 	linked map[string]bool   // its symbolic links: nothing is below one
 	hard   map[string]string // hard links that may say something: to which file of the layer
 	bytes  int               // of linked
+
+	replaced int // directories of which it makes something else
 }
 
 // add reads a layer, which open begins to read, and puts it on top of the files.
@@ -222,13 +227,14 @@ func eachEntry(open func() io.ReadCloser, do func(name string, h *tar.Header, co
 	}
 }
 
-// cleanName makes a name relative, or refuses it as an import does.
+// cleanName makes a name one below the root, or refuses it as an import does.
 func cleanName(name string) (string, error) {
-	if name == "" || len(name) > maxName || name[0] == '/' || strings.Count(name, "/") > maxDepth || strings.ContainsRune(name, 0) ||
-		slices.Contains(strings.Split(name, "/"), "..") {
+	clean := path.Clean(strings.TrimLeft(name, "/"))
+	if len(name) > maxName || strings.Count(clean, "/") > maxDepth || strings.ContainsRune(name, 0) || clean == ".." ||
+		strings.HasPrefix(clean, "../") {
 		return "", errs.New(errs.Invalid, "the layer has an invalid file name %.80q", name)
 	}
-	return path.Clean(name), nil
+	return clean, nil
 }
 
 const (
@@ -255,7 +261,10 @@ func (l *layer) entry(name string, h *tar.Header, content io.Reader) error {
 		l.gone[name] = true
 	}
 	if h.Typeflag != tar.TypeDir && l.own.above[name] > 0 {
-		return errs.New(errs.Invalid, "the layer has %.80q as a directory and as something else", name)
+		if l.replaced++; l.replaced > maxReplaced {
+			return errs.New(errs.Invalid, "the layer makes more than %d directories that it then replaces by something else", maxReplaced)
+		}
+		l.replace(name)
 	}
 	l.own.drop(name) // the last entry of a name counts
 	delete(l.hard, name)
@@ -279,6 +288,19 @@ func (l *layer) entry(name string, h *tar.Header, content io.Reader) error {
 		return l.symlink(k, name, h.Linkname)
 	}
 	return nil
+}
+
+// replace forgets what the layer had below a directory of its own, of which it now makes
+// something else.
+func (l *layer) replace(dir string) {
+	below := func(name string) bool { return strings.HasPrefix(name, dir+"/") }
+	for name := range l.own.said {
+		if below(name) {
+			l.own.drop(name)
+		}
+	}
+	maps.DeleteFunc(l.hard, func(name, _ string) bool { return below(name) })
+	maps.DeleteFunc(l.linked, func(name string, _ bool) bool { return below(name) })
 }
 
 // whiteout notes what the layer hides of the layers below it (OCI image-spec, layer.md).

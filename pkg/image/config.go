@@ -3,6 +3,7 @@ package image
 import (
 	"errors"
 	"path"
+	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +24,8 @@ const (
 	maxArgBytes = 128 << 10
 )
 
+var platformForm = regexp.MustCompile(`^linux/[a-z0-9_.-]{1,32}(?:/[a-z0-9_.-]{1,32})?$`)
+
 // checkConfig refuses what a sandbox could not start with.
 func checkConfig(c *record.ImageConfig) error {
 	bad := func(format string, args ...any) error {
@@ -40,9 +43,6 @@ func checkConfig(c *record.ImageConfig) error {
 	}
 	total = 0
 	for k, v := range c.Labels {
-		if k == "" {
-			return bad("a label has no name")
-		}
 		total += len(k) + len(v)
 	}
 	if total > maxText || len(c.Labels) > maxLabels {
@@ -65,6 +65,9 @@ func checkConfig(c *record.ImageConfig) error {
 	}
 	if len(c.User) > maxUser || strings.ContainsAny(c.User, "\x00\n") {
 		return bad("USER %.80q is not a valid user", c.User)
+	}
+	if c.Platform != "" && !platformForm.MatchString(c.Platform) {
+		return bad("it is for %.80q, which is no platform", c.Platform)
 	}
 	return nil
 }

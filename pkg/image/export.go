@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"runtime"
 	"strings"
 	"time"
 
@@ -69,8 +68,9 @@ func (s *Store) export(ctx context.Context, i record.Image, w io.Writer) error {
 		}
 		return d, write(blobName(d.Digest), b)
 	}
+	architecture, variant := i.Config.Machine()
 	config := v1.ConfigFile{
-		Architecture: runtime.GOARCH, OS: "linux", Created: v1.Time{Time: i.Created},
+		Architecture: architecture, Variant: variant, OS: "linux", Created: v1.Time{Time: i.Created},
 		Config: v1.Config{
 			Env: i.Config.Env, WorkingDir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels,
 			Entrypoint: i.Config.Entrypoint, Cmd: i.Config.Cmd,

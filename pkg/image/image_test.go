@@ -538,13 +538,22 @@ func TestCheckPlan(t *testing.T) {
 		t.Errorf("a long CMD: %v", err)
 	}
 	none := func(*archive.Layer) {}
-	for _, n := range []int{1, archive.MaxLayers} {
+	on := func(platform string) *archive.Plan {
+		p := plan(1, func(*archive.Layer) {})
+		p.Config.Platform = platform
+		return p
+	}
+	if err := checkPlan(on("linux/arm/v7"), 100); err != nil {
+		t.Errorf("of another machine: %v", err)
+	}
+	for _, n := range []int{0, 1, archive.MaxLayers} {
 		if err := checkPlan(plan(n, none), 100); err != nil {
 			t.Errorf("%d layers: %v", n, err)
 		}
 	}
 	for name, p := range map[string]*archive.Plan{
-		"none":       plan(0, none),
+		"no machine": on("linux/\x1b[2J"),
+		"windows":    on("windows/amd64"),
 		"many":       plan(archive.MaxLayers+1, none),
 		"behind":     plan(1, func(l *archive.Layer) { l.At = 11 }),
 		"before":     plan(1, func(l *archive.Layer) { l.At = -1 }),

@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
-	"time"
 
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -30,7 +28,7 @@ const (
 
 // Archive says what an import reads.
 type Archive struct {
-	Ref    Reference // the name of the image; zero: the name in the archive
+	Ref    Reference // the name of the image; zero: all names in the archive
 	Format string    // one of the formats; empty is FormatAuto
 	// Replace lets the import give the image a name that another image has, or that is
 	// kept for one.
@@ -88,6 +86,7 @@ func (s *Store) Import(ctx context.Context, a Archive, r io.Reader, progress fun
 type importer struct {
 	s        *Store
 	ref      Reference
+	also     []Reference // further names
 	progress func(Progress)
 	layers   []staged
 }
@@ -159,7 +158,7 @@ func (im *importer) run(ctx context.Context, a Archive, r io.Reader) (record.Ima
 	if err != nil {
 		return record.Image{}, err
 	}
-	return im.s.name(ctx, record.Image{Name: im.ref.Name, Tag: im.ref.Tag, Config: config}, im.layers, fromClient, a.Replace)
+	return im.s.name(ctx, record.Image{Name: im.ref.Name, Tag: im.ref.Tag, Config: config}, im.layers, fromClient, a.Replace, im.also...)
 }
 
 // image stages the layers of an image's archive and returns its config.
@@ -174,9 +173,14 @@ func (im *importer) image(ctx context.Context, format string, r io.Reader) (reco
 		return record.ImageConfig{}, err
 	}
 	if im.ref.Name == "" {
-		if im.ref, err = nameOf(plan.Tags); err != nil {
-			return record.ImageConfig{}, err
+		names := namesOf(plan.Tags)
+		if len(names) == 0 {
+			return record.ImageConfig{}, errs.New(errs.Invalid, "the archive does not name its image: give a name")
 		}
+		im.ref, im.also = names[0], names[1:]
+	}
+	if len(plan.Layers) == 0 {
+		return plan.Config, im.empty(ctx)
 	}
 	for i, l := range plan.Layers {
 		at := Progress{Stage: StageUnpack, Layer: i + 1, Layers: len(plan.Layers)}
@@ -190,6 +194,18 @@ func (im *importer) image(ctx context.Context, format string, r io.Reader) (reco
 		}
 	}
 	return plan.Config, nil
+}
+
+// emptyLayer is the digest of a tar of nothing, which is 1,024 zeros. An image without layers
+// gets it: one without any is how records have an image that has yet to be pulled.
+const emptyLayer = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
+
+// empty makes the layer of an image without layers.
+func (im *importer) empty(ctx context.Context) error {
+	if here, err := im.here(ctx, emptyLayer); here || err != nil {
+		return err
+	}
+	return im.stage(ctx, bytes.NewReader(make([]byte, 1024)), emptyLayer, nil)
 }
 
 // here uses a layer that this host has already.
@@ -266,58 +282,6 @@ func (s *Store) ownDigest(ctx context.Context, stage string) (string, error) {
 	return digestPrefix + hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// name gives staged layers and then the image their names: from here on they are no
-// garbage. Without replace, a name keeps the image that it has, or for which it is kept.
-func (s *Store) name(ctx context.Context, i record.Image, layers []staged, from origin, replace bool) (_ record.Image, err error) {
-	i.Created = time.Now().UTC()
-	if i.Tag == "" {
-		i.Tag = DefaultTag
-	}
-	for _, l := range layers {
-		i.Layers = append(i.Layers, l.digest)
-		i.Bytes += l.bytes
-	}
-	if i.Digest, err = digestOf(i.Layers, i.Config); err != nil {
-		return i, err
-	}
-	s.naming.Lock()
-	defer s.naming.Unlock()
-	if !replace {
-		if err := s.other(ctx, i, from); err != nil { // before its layers have names
-			return i, err
-		}
-	}
-	for _, l := range layers {
-		if l.stage != "" {
-			err = s.cfg.Layers.Commit(ctx, l.stage, l.digest)
-		} else {
-			_, err = s.cfg.Layers.Size(ctx, l.digest)
-		}
-		if errs.Is(err, errs.NotFound) {
-			return i, errs.Wrap(err, errs.Unavailable, "layer %s was removed while the image that shares it was imported; import the "+
-				"image again", l.digest)
-		}
-		if err != nil {
-			return i, err
-		}
-	}
-	return i, s.cfg.DB.PutImage(ctx, i, replace)
-}
-
-// nameOf chooses the name of an image from the names in its archive.
-func nameOf(tags []string) (Reference, error) {
-	for _, t := range tags {
-		// docker writes alpine, podman and others the full name.
-		if rest, ok := strings.CutPrefix(strings.TrimPrefix(t, "index."), "docker.io/"); ok {
-			t = strings.TrimPrefix(rest, "library/")
-		}
-		if ref, err := ParseReference(t); err == nil && ref.Digest == "" {
-			return ref, nil
-		}
-	}
-	return Reference{}, errs.New(errs.Invalid, "the archive does not name its image: give a name")
-}
-
 // spool copies an archive into a file without a name, so that nothing of it is ever
 // left behind.
 func (s *Store) spool(r io.Reader) (f *os.File, size int64, err error) {
@@ -371,8 +335,8 @@ func checkPlan(p *archive.Plan, size int64) error {
 }
 
 func checkLayers(layers []archive.Layer) error {
-	if n := len(layers); n == 0 || n > archive.MaxLayers {
-		return errs.New(errs.Invalid, "the image has %d layers; want 1 to %d", n, archive.MaxLayers)
+	if n := len(layers); n > archive.MaxLayers {
+		return errs.New(errs.Invalid, "the image has %d layers; at most %d are allowed", n, archive.MaxLayers)
 	}
 	for _, l := range layers {
 		if !digestForm.MatchString(l.DiffID) {

@@ -13,12 +13,14 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
@@ -331,6 +333,92 @@ func TestImportNotReplaced(t *testing.T) {
 	}
 }
 
+// TestImportNames: an image gets all names in its archive, or the one that it is given; none of
+// them if it may not have one.
+func TestImportNames(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	other := at.Tar(t, at.File("other"))
+	b := at.Edit(t, at.Docker(t, at.Image(t, at.Tar(t, at.File("a"))), "x:1"), func(h *tar.Header, c []byte) (*tar.Header, []byte) {
+		if h.Name == "manifest.json" {
+			c = regexp.MustCompile(`"RepoTags":\["[^"]*"\]`).ReplaceAll(c, []byte(`"RepoTags":["x:1","not a name","x","x:1","docker.io/library/y:2"]`))
+		}
+		return h, c
+	})
+	names := func() (all []string) {
+		list, err := w.List(ctx)
+		must(t, err)
+		for _, i := range list {
+			all = append(all, i.Ref())
+		}
+		return all
+	}
+	_, err := w.Import(ctx, image.Archive{Ref: parsed("y:2")}, bytes.NewReader(other), nil)
+	must(t, err)
+	if _, err := w.Import(ctx, image.Archive{}, bytes.NewReader(b), nil); !errs.Is(err, errs.Denied) ||
+		!strings.Contains(err.Error(), "image y:2 exists") {
+		t.Errorf("a name that another image has: %v", err)
+	}
+	w.holds(t, 1, 1)
+	i, err := w.Import(ctx, image.Archive{Ref: parsed("mine")}, bytes.NewReader(b), nil)
+	if got := names(); err != nil || i.Ref() != "mine:latest" || !slices.Equal(got, []string{"mine:latest", "y:2"}) {
+		t.Errorf("under one name: %s, %v; %q", i.Ref(), err, got)
+	}
+	i, err = w.Import(ctx, image.Archive{Replace: true}, bytes.NewReader(b), nil)
+	if got := names(); err != nil || i.Ref() != "x:1" || !slices.Equal(got, []string{"mine:latest", "x:1", "x:latest", "y:2"}) {
+		t.Errorf("under its own: %s, %v; %q", i.Ref(), err, got)
+	}
+	for _, name := range []string{"x:latest", "y:2"} {
+		if j, err := w.Resolve(ctx, parsed(name)); err != nil || j.Digest != i.Digest || j.Ref() != name {
+			t.Errorf("%s is %s, %v; want %s", name, j.Digest, err, i.Digest)
+		}
+	}
+}
+
+// TestImportWithoutLayers: an image of nothing has a layer here, so that it is never taken for
+// one that has yet to be pulled; and an export of it is an image.
+func TestImportWithoutLayers(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	for range 2 { // the second finds the layer
+		i, err := w.Import(ctx, image.Archive{Replace: true}, bytes.NewReader(at.Docker(t, at.Image(t), "nothing:1")), nil)
+		if err != nil || len(i.Layers) != 1 || i.Config.User != "1000:1000" {
+			t.Fatalf("%+v, %v", i, err)
+		}
+		w.holds(t, 1, 1)
+		var out bytes.Buffer
+		must(t, w.Export(ctx, i, &out))
+		j, err := w.Import(ctx, image.Archive{Ref: parsed("back")}, &out, nil)
+		if err != nil || j.Digest != i.Digest {
+			t.Errorf("it came back as %+v, %v; was %+v", j, err, i)
+		}
+		must(t, errorOf(w.Remove(ctx, parsed("back"))))
+	}
+}
+
+// TestImportOfAnotherMachine: an image for another machine says so, and is exported as what it is.
+func TestImportOfAnotherMachine(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	img := at.Image(t, at.Tar(t, at.File("a")))
+	c, err := img.ConfigFile()
+	must(t, err)
+	c = c.DeepCopy()
+	c.Architecture, c.Variant = "s390x", "z9"
+	img, err = mutate.ConfigFile(img, c)
+	must(t, err)
+	i, err := w.Import(ctx, image.Archive{}, bytes.NewReader(at.OCI(t, img)), nil)
+	if notes := strings.Join(i.Config.Notes(), "; "); err != nil || !strings.Contains(notes, "it is for linux/s390x/z9, and this host is") {
+		t.Fatalf("%+v, %v, notes %q", i, err, notes)
+	}
+	var out bytes.Buffer
+	must(t, w.Export(ctx, i, &out))
+	j, err := w.Import(ctx, image.Archive{Ref: parsed("back")}, &out, nil)
+	if err != nil || j.Config.Platform != i.Config.Platform {
+		t.Errorf("it came back as %+v, %v", j, err)
+	}
+}
+
 // A bad archive is refused in words, and leaves nothing.
 func TestImportBad(t *testing.T) {
 	hosttest.Root(t)
@@ -355,10 +443,13 @@ func TestImportBad(t *testing.T) {
 		"docker: layer is a bomb":    {swap(docker, bomb(nil), "*.tar.gz"), "bomb"},
 		"docker: layer is hostile":   {at.Docker(t, at.Image(t, at.Tar(t, at.File("../x"))), "x:1"), "leaves"},
 		"docker: whiteout of itself": {at.Docker(t, at.Image(t, at.Tar(t, at.File(".wh.."))), "x:1"), "whiteout"},
-		"docker: device": {
-			at.Docker(t,
-				at.Image(t, at.Tar(t, tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3})), "x:1"),
+		"docker: device 0:0": {
+			at.Docker(t, at.Image(t, at.Tar(t, tar.Header{Typeflag: tar.TypeChar, Name: "null"})), "x:1"),
 			"not a file, directory or link",
+		},
+		"docker: owner": {
+			at.Docker(t, at.Image(t, at.Tar(t, tar.Header{Typeflag: tar.TypeReg, Name: "a", Uid: 70_000})), "x:1"),
+			"layer 1 of 1: the layer sets the owner of \"a\" to 70000:0, and a sandbox has only the ids 0 to 65535",
 		},
 		"docker: second layer is bad": {
 			at.Docker(t, at.Image(t, layer, at.Tar(t, at.File("../x"))), "x:1"),

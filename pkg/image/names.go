@@ -7,7 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -87,4 +91,73 @@ func (s *Store) keptFor(ref Reference) (why string, err error) {
 		return "pulled from the registry " + host + ", by [[registries]] of the configuration", nil
 	}
 	return "", nil
+}
+
+// name gives staged layers and then the image its names, the one in its record and those of
+// also: from here on they are no garbage. Without replace, a name keeps the image that it has,
+// or for which it is kept, and then no name is given.
+func (s *Store) name(ctx context.Context, i record.Image, layers []staged, from origin, replace bool, also ...Reference,
+) (_ record.Image, err error) {
+	i.Created = time.Now().UTC()
+	if i.Tag == "" {
+		i.Tag = DefaultTag
+	}
+	for _, l := range layers {
+		i.Layers = append(i.Layers, l.digest)
+		i.Bytes += l.bytes
+	}
+	if i.Digest, err = digestOf(i.Layers, i.Config); err != nil {
+		return i, err
+	}
+	named := []record.Image{i}
+	for _, ref := range also {
+		named = append(named, i)
+		named[len(named)-1].Name, named[len(named)-1].Tag = ref.Name, ref.kept()
+	}
+	s.naming.Lock()
+	defer s.naming.Unlock()
+	for _, n := range named {
+		if replace {
+			break
+		}
+		if err := s.other(ctx, n, from); err != nil { // before its layers have names
+			return i, err
+		}
+	}
+	for _, l := range layers {
+		if l.stage != "" {
+			err = s.cfg.Layers.Commit(ctx, l.stage, l.digest)
+		} else {
+			_, err = s.cfg.Layers.Size(ctx, l.digest)
+		}
+		if errs.Is(err, errs.NotFound) {
+			return i, errs.Wrap(err, errs.Unavailable, "layer %s was removed while the image that shares it was imported; import the "+
+				"image again", l.digest)
+		}
+		if err != nil {
+			return i, err
+		}
+	}
+	for _, n := range named {
+		if err := s.cfg.DB.PutImage(ctx, n, replace); err != nil {
+			return i, err
+		}
+	}
+	return i, nil
+}
+
+// namesOf are the names of an image in its archive that it can have here.
+func namesOf(tags []string) (names []Reference) {
+	for _, t := range tags {
+		// docker writes alpine, podman and others the full name.
+		if rest, ok := strings.CutPrefix(strings.TrimPrefix(t, "index."), "docker.io/"); ok {
+			t = strings.TrimPrefix(rest, "library/")
+		}
+		ref, err := ParseReference(t)
+		same := func(r Reference) bool { return r.Name == ref.Name && r.kept() == ref.kept() }
+		if err == nil && ref.Digest == "" && !slices.ContainsFunc(names, same) {
+			names = append(names, ref)
+		}
+	}
+	return names
 }

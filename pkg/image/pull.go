@@ -283,6 +283,11 @@ func (p *puller) run(ctx context.Context, ref Reference, auth *Auth) (i record.I
 	if err := p.fetch(ctx, plan.Layers); err != nil {
 		return i, err
 	}
+	if len(plan.Layers) == 0 {
+		if err := p.empty(ctx); err != nil {
+			return i, err
+		}
+	}
 	i, err = p.s.name(ctx, record.Image{Name: p.ref.Name, Tag: p.ref.kept(), Config: plan.Config, Sources: digests}, p.layers,
 		fromRegistry, p.replace())
 	named = err == nil
@@ -295,6 +300,9 @@ func (p *puller) replaceable(ctx context.Context, plan *archive.Plan) (err error
 	i := record.Image{Name: p.ref.Name, Tag: p.ref.kept()}
 	for _, l := range plan.Layers {
 		i.Layers = append(i.Layers, l.DiffID)
+	}
+	if len(i.Layers) == 0 {
+		i.Layers = []string{emptyLayer}
 	}
 	if i.Digest, err = digestOf(i.Layers, plan.Config); err != nil || p.replace() {
 		return err

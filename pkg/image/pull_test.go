@@ -202,6 +202,32 @@ func TestPullOfIndex(t *testing.T) {
 	}
 }
 
+// TestPullOfOddImages: as docker pulls them, an image without layers, and one for another machine
+// that no index lists.
+func TestPullOfOddImages(t *testing.T) {
+	p := newPulling(t)
+	ctx := t.Context()
+	nothing := p.push(t, "odd/nothing:1", at.Image(t))
+	for range 2 { // the second asks whether the same may have the name
+		i, err := p.Pull(ctx, image.Pull{Ref: parsed(nothing)}, nil)
+		if err != nil || len(i.Layers) != 1 || i.Config.User != "1000:1000" {
+			t.Errorf("no layers: %+v, %v", i, err)
+		}
+		p.holds(t, 1, 1)
+	}
+	far := at.Image(t, at.Tar(t, at.File("/a")))
+	c, err := far.ConfigFile()
+	must(t, err)
+	c = c.DeepCopy()
+	c.Architecture = "s390x"
+	far, err = mutate.ConfigFile(far, c)
+	must(t, err)
+	i, err := p.Pull(ctx, image.Pull{Ref: parsed(p.push(t, "odd/far:1", far))}, nil)
+	if err != nil || i.Config.Platform != "linux/s390x" {
+		t.Errorf("for another machine: %+v, %v", i, err)
+	}
+}
+
 // TestPullsAtOnce has many ask for one image, and one for another with the same
 // layer: each blob comes once.
 func TestPullsAtOnce(t *testing.T) {
@@ -495,7 +521,7 @@ func TestPullLies(t *testing.T) {
 			"schema 1",
 		},
 		"no layers": {
-			where("/manifests/", says(map[string]any{"config": desc(types.OCIConfigJSON, 2), "layers": []any{}})),
+			where("/manifests/", says(map[string]any{"config": desc("application/vnd.oci.empty.v1+json", 2), "layers": []any{}})),
 			errs.Invalid, "0 layers",
 		},
 		"many layers": {where("/manifests/", says(map[string]any{

@@ -36,7 +36,7 @@ func releaseImage() record.Image {
 		Name: "base", Tag: "latest", Digest: digest("ab"), Layers: []string{digest("cd")}, Bytes: 1 << 20, Created: past,
 		Config: record.ImageConfig{
 			Env: []string{"PATH=/bin"}, Workdir: "/root", User: "nobody", Labels: map[string]string{"maker": "a"},
-			Entrypoint: []string{"nice"}, Cmd: []string{"sleep", "1"},
+			Entrypoint: []string{"nice"}, Cmd: []string{"sleep", "1"}, Platform: "linux/s390x",
 		},
 		Sources: []string{digest("ef")},
 	}

@@ -180,6 +180,15 @@ func runsAsTheImageSays(t *testing.T, l *lab, ref string) {
 	if out != want+"of the second layer\n-rw-r----- 1234 4321\ngone\n" {
 		t.Errorf("a command says %q", out)
 	}
+	beyond := l.ctl("exec", "-u", "100000:100000", id, "--", "true")
+	if chown := l.ctl("exec", "-u", "0", id, "--", "chown", "100000", "/srv/app/own"); chown.code == 0 {
+		t.Errorf("a file belongs to 100000: %+v", chown)
+	}
+	if l.runtime == "runc" {
+		l.wants(beyond, 126, "has only the ids 0 to 65535: use another user")
+	} else if beyond.code != 0 {
+		t.Errorf("as user 100000: %+v", beyond)
+	}
 	settles(t, func() error {
 		if out := l.ok("logs", id); out != want {
 			return fmt.Errorf("the entrypoint says %q, want %q", out, want)

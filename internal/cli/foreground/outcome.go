@@ -20,18 +20,18 @@ func (j Job) outcome(exit client.Exit) error {
 	case exit.TimedOut:
 		return command.Exit(command.ExitTimeout, "the command was killed: it ran longer than --timeout %s", j.Command.Timeout)
 	case exit.Error != "":
-		hint := "is it installed in the image?"
+		hint := ""
 		switch {
 		case exit.Reason == "pids_limit":
-			hint = "give it more with --pids"
-		case exit.Code != command.ExitNotFound:
-			hint = "is it executable?"
+			hint = "; give it more with --pids"
+		case exit.Code == command.ExitNotFound:
+			hint = "; is it installed in the image?"
 		}
 		name := "a shell"
 		if len(j.Command.Argv) > 0 {
 			name = j.Command.Argv[0]
 		}
-		return command.Exit(exit.Code, "cannot run %q in sandbox %s: %s; %s", name, j.Sandbox, text.Printable(exit.Error), hint)
+		return command.Exit(exit.Code, "cannot run %q in sandbox %s: %s%s", name, j.Sandbox, text.Printable(exit.Error), hint)
 	case exit.Signal == "SIGKILL":
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()

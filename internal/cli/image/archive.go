@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -24,7 +25,7 @@ func newImageImport(p *command.Program) *cobra.Command {
 		Short: "Import an image from an archive: a root file system, docker save or an OCI layout",
 		Long: `Import an image from an archive: a tar of a root file system, the output of docker
 save, podman save or buildx, or an OCI image layout as a tar or a directory. Tars may
-be compressed with gzip or zstd. Without NAME the image gets the name in its archive.`,
+be compressed with gzip or zstd. Without NAME the image gets all names in its archive.`,
 		Example: `  docker save alpine:3 | sandboxctl image import -
   sandboxctl image import rootfs.tar.gz mine:1
   tar -C /srv/chroot -c . | sandboxctl image import - chroot`,
@@ -84,6 +85,9 @@ func comes(o *command.Output, get func(progress func(wire.ImportProgress)) (wire
 	bar.Clear() // before anything else is printed on its line
 	if err != nil {
 		return err
+	}
+	for _, n := range im.Notes {
+		command.Note(fmt.Sprintf("image %s:%s: %s", im.Name, im.Tag, n))
 	}
 	return o.One(im, im.Name+":"+im.Tag)
 }

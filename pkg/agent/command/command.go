@@ -166,7 +166,7 @@ func (g *Registry) Start(c *Command, l *Launch, timeout time.Duration, withStdin
 		if c.ID == agent.EntrypointID {
 			what = agent.EntrypointID
 		}
-		msg, code := whyNot(what, l.Argv[0], l.Path, l.Dir, pathOf(l.Env), err)
+		msg, code := whyNot(what, l.Argv[0], l.Path, l.Dir, pathOf(l.Env), l.Cred, err)
 		reason := agent.ReasonExited
 		if n := g.Limits().Pids; n > 0 && errors.Is(err, syscall.EAGAIN) {
 			reason = agent.ReasonPidsLimit

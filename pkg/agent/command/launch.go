@@ -66,8 +66,11 @@ func (l *Launch) start(files [3]uintptr) (*proc.Process, error) {
 
 // whyNot says why a program could not be started, and the exit code a shell
 // would give: 127 not found, 126 found but not executable.
-func whyNot(what, name, path, dir, envPath string, err error) (string, int) {
+func whyNot(what, name, path, dir, envPath string, cred *syscall.Credential, err error) (string, int) {
 	switch {
+	case errors.Is(err, syscall.EINVAL) && beyond(cred): // as setuid(2) and setgid(2) say it of ids without a mapping
+		return fmt.Sprintf("%s %q: its user is %d:%d, and on runc a sandbox has only the ids 0 to %d: use another user", what, name,
+			cred.Uid, cred.Gid, proc.MaxID), 126
 	case path == "":
 		return fmt.Sprintf("%s %q: no such file in the image's PATH (%s)", what, name, envPath), 127
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR):
@@ -114,6 +117,11 @@ func interpreterOf(path string) string {
 		return fmt.Sprintf("its interpreter %.80q (its lines end as on Windows)", name)
 	}
 	return fmt.Sprintf("its interpreter %.80q", name)
+}
+
+// beyond reports whether one of the ids of cred is above proc.MaxID.
+func beyond(cred *syscall.Credential) bool {
+	return cred != nil && slices.Max(append([]uint32{cred.Uid, cred.Gid}, cred.Groups...)) > proc.MaxID
 }
 
 // pathOf is the PATH of an environment.

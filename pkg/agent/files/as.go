@@ -37,7 +37,8 @@ func (f *Files) asNamed(path string) (*Files, string, error) {
 	}
 	runtime.UnlockOSThread()
 	if err != nil {
-		return nil, "", reply.BadRequest("access files as %s:%s: %v; a sandbox on runc has only the ids up to 65535", uid, gid, err)
+		return nil, "", reply.BadRequest("access files as %s:%s: %v; a sandbox on runc has only the ids up to %d", uid, gid, err,
+			proc.MaxID)
 	}
 	return &as, "/" + path, nil
 }

@@ -1,6 +1,7 @@
 package files
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
@@ -61,7 +63,7 @@ func (a attributes) or(b attributes) attributes {
 func (a attributes) apply(path string) error {
 	if a.uid >= 0 || a.gid >= 0 {
 		if err := os.Chown(path, a.uid, a.gid); err != nil {
-			return err
+			return a.unowned(err)
 		}
 	}
 	if a.mode >= 0 {
@@ -85,7 +87,7 @@ func (a attributes) chown(path string) error {
 	if a.uid == os.Geteuid() && a.gid == os.Getegid() {
 		return nil
 	}
-	return os.Lchown(path, a.uid, a.gid)
+	return a.unowned(os.Lchown(path, a.uid, a.gid))
 }
 
 // applyTo is apply of an open file.
@@ -93,7 +95,7 @@ func (a attributes) applyTo(f *os.File) error {
 	fd := int(f.Fd())
 	if a.uid >= 0 || a.gid >= 0 {
 		if err := unix.Fchown(fd, a.uid, a.gid); err != nil {
-			return &fs.PathError{Op: "chown", Path: f.Name(), Err: err}
+			return a.unowned(&fs.PathError{Op: "chown", Path: f.Name(), Err: err})
 		}
 	}
 	if a.mode >= 0 {
@@ -102,6 +104,14 @@ func (a attributes) applyTo(f *os.File) error {
 		}
 	}
 	return nil
+}
+
+// unowned adds to the error of a chown that no file of a sandbox can have the owner.
+func (a attributes) unowned(err error) error {
+	if max(a.uid, a.gid) > proc.MaxID && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOVERFLOW)) {
+		return fmt.Errorf("%w: files of a sandbox belong to the ids 0 to %d, and not to %d:%d", err, proc.MaxID, a.uid, a.gid)
+	}
+	return err
 }
 
 // digits writes the octal permission as a decimal number: 0644 is 644.

@@ -35,6 +35,10 @@ type fileStamp struct {
 	ino   uint64
 }
 
+// MaxID is the highest user or group that a sandbox has on the host (pkg/netns). On runc none
+// above it exists. On gVisor a process may run as one, but no file belongs to it.
+const MaxID = 65535
+
 // Identity is whom a process runs as.
 type Identity struct {
 	UID, GID uint32

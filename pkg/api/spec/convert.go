@@ -112,6 +112,9 @@ func (o *Offer) Notes(r *record.Record) (notes []string) {
 	if r.Spec.ImageNote != "" {
 		notes = append(notes, r.Spec.ImageNote)
 	}
+	for _, n := range r.Spec.Image.Config.Notes() {
+		notes = append(notes, fmt.Sprintf("image %s: %s", ImageName(r.Spec.Image), n))
+	}
 	if r.Pool.Miss != "" {
 		notes = append(notes, fmt.Sprintf("it took no member of pool %s: %s", r.Pool.Name, r.Pool.Miss))
 	}
@@ -228,6 +231,7 @@ func Inspect(r record.Record) wire.Inspection {
 func Image(i record.Image, aliases []string) wire.ImageInfo {
 	return wire.ImageInfo{
 		Name: i.Name, Tag: i.Tag, Digest: i.Digest, Bytes: i.Bytes, Created: i.Created.UTC().Truncate(time.Second), Aliases: aliases,
+		Notes: i.Config.Notes(),
 	}
 }
 

@@ -365,6 +365,8 @@ type ImageInfo struct {
 	Bytes   int64     `json:"bytes"`
 	Created time.Time `json:"created"`
 	Aliases []string  `json:"aliases,omitempty"` // names that stand for it on this host, as ubuntu:*
+	// Notes say what it asks for and does not get here, for people.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // ImageList answers GET /images. (ours)

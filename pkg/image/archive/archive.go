@@ -130,8 +130,8 @@ func probe(head []byte) (k Kind, err error) {
 		if err != nil {
 			return k, errs.Wrap(err, errs.Invalid, "the archive is not a tar, plain or compressed with gzip or zstd")
 		}
-		name := path.Clean(h.Name)
-		if name == "." || h.Typeflag == tar.TypeXGlobalHeader {
+		name := path.Clean("/" + h.Name)[1:]
+		if name == "" || h.Typeflag == tar.TypeXGlobalHeader {
 			continue
 		}
 		top, _, _ := strings.Cut(name, "/")

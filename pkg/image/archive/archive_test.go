@@ -9,10 +9,13 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -56,6 +59,8 @@ func TestProbe(t *testing.T) {
 		"podman":            {at.Tar(t, at.File(hex64+".tar")), Kind{Image: true}},
 		"oci":               {oci, Kind{Image: true}},
 		"oci below a root":  {at.Tar(t, at.Dir("./"), at.Dir("./blobs")), Kind{Image: true}},
+		"absolute":          {at.Tar(t, at.Dir("/"), at.File("/etc/passwd")), Kind{}},
+		"absolute image":    {at.Tar(t, at.Dir("/"), at.File("/manifest.json")), Kind{Image: true}},
 		"cut, as heads are": {gz(large)[:len(gz(large))/2], Kind{Compressed: true}},
 	} {
 		if got, err := probe(c.head[:min(len(c.head), HeadSize)]); err != nil || got != c.want {
@@ -212,12 +217,15 @@ func TestBadArchives(t *testing.T) {
 		"no manifest":         edit(docker, "manifest.json", func([]byte) []byte { return nil }),
 		"manifest of nothing": edit(docker, "manifest.json", func([]byte) []byte { return []byte("[]") }),
 		"manifest of two": edit(docker, "manifest.json",
-			func(b []byte) []byte { return []byte("[" + string(b[1:len(b)-1]) + "," + string(b[1:])) }),
+			func(b []byte) []byte {
+				return []byte("[" + string(b[1:len(b)-1]) + "," + strings.Replace(string(b[1:]), `"Layers":[`, `"Layers":["x",`, 1))
+			}),
 		"manifest too large": edit(docker, "manifest.json",
 			func(b []byte) []byte { return append(b, bytes.Repeat([]byte(" "), maxDocument)...) }),
 		"manifest nests":           edit(docker, "manifest.json", func([]byte) []byte { return bytes.Repeat([]byte("["), 1<<20) }),
 		"manifest names no config": edit(docker, "manifest.json", replace(`"Config":"`, `"Config":"no-`)),
 		"config of no layers":      edit(docker, "sha256:*", replace(`"diff_ids":["`, `"diff_ids":[],"x":["`)),
+		"before docker 1.10":       at.Tar(t, at.File("repositories")),
 		"config of more layers":    edit(docker, "sha256:*", replace(`"diff_ids":[`, `"diff_ids":["sha256:`+strings.Repeat("0", 64)+`",`)),
 		"config of no JSON":        edit(docker, "sha256:*", func([]byte) []byte { return []byte("{") }),
 		"digest of no digest":      edit(docker, "sha256:*", replace(`"diff_ids":["sha256:`, `"diff_ids":["md5:`)),
@@ -231,7 +239,153 @@ func TestBadArchives(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, p, err)
 		}
 	}
-	if p, err := plan(edit(docker, "sha256:*", replace(`"architecture":"`, `"architecture":"sparc`))); !errs.Is(err, errs.Unsupported) {
-		t.Errorf("of another machine: %+v, %v", p, err)
+	for _, to := range []string{`"os":"windows","x":"`, `"os":"linux","architecture":"no machine","x":"`} {
+		if p, err := plan(edit(docker, "sha256:*", replace(`"os":"`, to))); !errs.Is(err, errs.Unsupported) {
+			t.Errorf("%s: %+v, %v", to, p, err)
+		}
+	}
+}
+
+// TestOddPlans: archives that docker loads are loaded, with all names, and for other machines.
+func TestOddPlans(t *testing.T) {
+	layer := at.Tar(t, at.File("a"))
+	img := at.Image(t, layer)
+	docker, oci := at.Docker(t, img, "x:1"), at.OCI(t, img)
+	member := func(b []byte, name string, change func(string) string) []byte {
+		return at.Edit(t, b, func(h *tar.Header, c []byte) (*tar.Header, []byte) {
+			if ok, _ := filepath.Match(name, h.Name); ok {
+				var short bytes.Buffer
+				if err := json.Compact(&short, c); err != nil {
+					t.Fatal(err)
+				}
+				c = []byte(change(short.String()))
+			}
+			return h, c
+		})
+	}
+	replace := func(from, to string) func(string) string {
+		return func(s string) string {
+			if !strings.Contains(s, from) {
+				t.Fatalf("%s has no %s", s, from)
+			}
+			return strings.ReplaceAll(s, from, to)
+		}
+	}
+	twice := func(change func(string) string) func(string) string { // an entry of a list, and a changed one
+		return func(s string) string {
+			from, to := strings.Index(s, `[{`)+1, strings.LastIndex(s, `}]`)+1
+			return s[:to] + "," + change(s[from:to]) + s[to:]
+		}
+	}
+	const ref = `"org.opencontainers.image.ref.name":"from-oci:1"`
+	other := `,"platform":{"os":"linux","architecture":"s390x"}`
+	foreign := func(s string) string { return strings.Replace(s, `"annotations"`, other[1:]+`,"annotations"`, 1) }
+	config := func(from, to string) []byte { return member(docker, "sha256:*", replace(from, to)) }
+	for name, c := range map[string]struct {
+		b        []byte
+		tags     string
+		platform string
+	}{
+		"docker: an entry for each name": {member(docker, "manifest.json", twice(replace("x:1", "y:2"))), "x:1 y:2", ""},
+		"docker: two names": {member(docker, "manifest.json", func(s string) string {
+			return regexp.MustCompile(`"RepoTags":\["[^"]*"\]`).ReplaceAllString(s, `"RepoTags":["x:1","x:2"]`)
+		}), "x:1 x:2", ""},
+		"oci: an entry for each name": {member(oci, "index.json", twice(replace("from-oci:1", "from-oci:2"))), "from-oci:1 from-oci:2", ""},
+		"oci: an attestation": {
+			member(oci, "index.json", twice(replace(`"annotations"`, `"platform":{"os":"unknown","architecture":"unknown"},"annotations"`))),
+			"from-oci:1", "",
+		},
+		"oci: a signature": {
+			member(oci, "index.json", twice(replace(ref, `"vnd.docker.reference.type":"attestation-manifest"`))), "from-oci:1", "",
+		},
+		"oci: a machine that is not in it": {
+			member(oci, "index.json", func(s string) string {
+				return twice(func(e string) string {
+					return digestOf.ReplaceAllString(foreign(e), `"digest":"sha256:`+strings.Repeat("0", 64)+`"`)
+				})(strings.Replace(s, `"annotations"`, `"platform":{"os":"linux","architecture":"`+runtime.GOARCH+`"},"annotations"`, 1))
+			}),
+			"from-oci:1", "",
+		},
+		"another machine":     {config(`"architecture":"`+runtime.GOARCH, `"variant":"v9","architecture":"s390x`), "x:1", "linux/s390x/v9"},
+		"the kernel's name":   {config(`"architecture":"`+runtime.GOARCH, `"architecture":"`+kernels[runtime.GOARCH]), "x:1", ""},
+		"no machine":          {config(`"architecture":"`+runtime.GOARCH, `"architecture":"`), "x:1", ""},
+		"a word for a list":   {config(`"Cmd":["serve"]`, `"Cmd":"serve"`), "x:1", ""},
+		"entries without =":   {config(`"A=from image"`, `"A=from image","B","=c"`), "x:1", ""},
+		"no history":          {config(`"history":[`, `"history":{"a":"b"},"x":[`), "x:1", ""},
+		"a date of no form":   {config(`"os":"linux"`, `"os":"linux","created":"yesterday"`), "x:1", ""},
+		"null":                {config(`"os":"linux"`, `"os":"linux","author":null,"container_config":null`), "x:1", ""},
+		"another's extension": {config(`"os":"linux"`, `"os":"linux","moby.buildkit.cache.v0":{"a":[1]}`), "x:1", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := plan(c.b)
+			if err != nil || len(p.Layers) != 1 || p.Config.Platform != c.platform || p.Config.User != "1000:1000" ||
+				!slices.Equal(p.Config.Env, []string{"PATH=/bin", "A=from image"}) || !slices.Equal(p.Config.Cmd, []string{"serve"}) {
+				t.Fatalf("%+v, %v", p, err)
+			}
+			var tags []string
+			for _, tag := range p.Tags {
+				tags = append(tags, tag[strings.LastIndex(tag, "/")+1:])
+			}
+			if got := strings.Join(tags, " "); got != c.tags {
+				t.Errorf("tags %q, want %q", got, c.tags)
+			}
+		})
+	}
+	if p, err := plan(at.Docker(t, at.Image(t), "x:1")); err != nil || len(p.Layers) != 0 {
+		t.Errorf("no layers: %+v, %v", p, err)
+	}
+	if p, err := plan(member(docker, "sha256:*", replace(`"Entrypoint":["/bin/app","-v"]`, `"Entrypoint":[""]`))); err != nil ||
+		p.Config.Entrypoint != nil {
+		t.Errorf("an entrypoint that was taken back: %+v, %v", p, err)
+	}
+	two := member(oci, "index.json", func(s string) string {
+		return twice(replace("s390x", "riscv64"))(strings.Replace(s, `"annotations"`, other[1:]+`,"annotations"`, 1))
+	})
+	if p, err := plan(two); err != nil || p.Config.User != "1000:1000" { // both are the same manifest
+		t.Errorf("listed for two machines: %+v, %v", p, err)
+	}
+}
+
+var digestOf = regexp.MustCompile(`"digest":"sha256:[0-9a-f]{64}"`)
+
+// kernels are the kernel's names of machines, by Go's.
+var kernels = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
+
+// TestMachines: of one image for several machines that for this one is taken; else the only
+// one that is in the archive.
+func TestMachines(t *testing.T) {
+	here := &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}
+	variant := &v1.Platform{OS: "linux", Architecture: runtime.GOARCH, Variant: "v9"}
+	far, farther := &v1.Platform{OS: "linux", Architecture: "s390x"}, &v1.Platform{OS: "linux", Architecture: "riscv64"}
+	for name, c := range map[string]struct {
+		platforms []*v1.Platform
+		present   []int
+		want      int // -1: none
+		says      string
+	}{
+		"here":              {[]*v1.Platform{far, here}, []int{0, 1}, 1, ""},
+		"without a variant": {[]*v1.Platform{variant, here}, []int{0, 1}, 1, ""},
+		"with a variant":    {[]*v1.Platform{far, variant}, []int{0, 1}, 1, ""},
+		"unsaid":            {[]*v1.Platform{far, nil}, []int{0, 1}, 1, ""},
+		"one other":         {[]*v1.Platform{here, far}, []int{1}, 1, ""},
+		"two others":        {[]*v1.Platform{farther, far}, []int{0, 1}, -1, "linux/riscv64"},
+		"missing":           {[]*v1.Platform{here}, nil, -1, "has no member"},
+	} {
+		m := &members{files: map[string]Span{}, links: map[string]string{}}
+		var list []v1.Descriptor
+		for i, p := range c.platforms {
+			list = append(list, v1.Descriptor{Platform: p, Digest: v1.Hash{Algorithm: "sha256", Hex: strings.Repeat(fmt.Sprint(i), 64)}})
+		}
+		for _, i := range c.present {
+			m.files[blobName(list[i].Digest)] = Span{}
+		}
+		d, err := m.forHere(list)
+		if c.want < 0 {
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s: %+v, %v; want %q", name, d, err, c.says)
+			}
+		} else if err != nil || d.Digest != list[c.want].Digest {
+			t.Errorf("%s: %+v, %v; want number %d", name, d, err, c.want)
+		}
 	}
 }

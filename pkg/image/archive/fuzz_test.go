@@ -64,7 +64,7 @@ func FuzzPlan(f *testing.F) {
 			refused(t, err)
 			return
 		}
-		if len(p.Layers) == 0 || len(p.Layers) > MaxLayers || len(p.Tags) > 100 {
+		if len(p.Layers) > MaxLayers || len(p.Tags) > 100 {
 			t.Fatalf("%d layers, %d tags", len(p.Layers), len(p.Tags))
 		}
 		seen := map[string]bool{}
@@ -172,6 +172,7 @@ func FuzzDocument(f *testing.F) {
 	f.Add([]byte(`{"fsLayers":[]}`))
 	f.Add([]byte(`{"os":"linux","config":{"Env":["A=1"],"WorkingDir":"/a/../b","User":"1:1","Entrypoint":["sh"],"Labels":{"a":"b"}},` +
 		`"rootfs":{"type":"layers","diff_ids":["` + digest + `"]}}`))
+	f.Add([]byte(`{"architecture":"aarch64","variant":"v8","config":{"Env":["A","=","B=="],"Entrypoint":"sh","Cmd":null,"Labels":{"":""}}}`))
 	f.Add([]byte(`{"os":"windows","architecture":"` + strings.Repeat("x", 5000) + `"}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		checkConfig(t, b)
@@ -187,7 +188,7 @@ func FuzzDocument(f *testing.F) {
 				t.Fatalf("%q is an index and a manifest: %+v", b, m)
 			}
 			blobs = []Blob{*m.Next}
-		} else if len(m.Layers) == 0 || len(m.Layers) > MaxLayers {
+		} else if len(m.Layers) > MaxLayers {
 			t.Fatalf("%d layers", len(m.Layers))
 		}
 		total := int64(0)
@@ -212,6 +213,11 @@ func checkConfig(t *testing.T, b []byte) {
 	told(t, c)
 	if w := c.Config.Workdir; !path.IsAbs(w) || path.Clean(w) != w {
 		t.Fatalf("the directory is %q", w)
+	}
+	for _, kv := range c.Config.Env {
+		if strings.Index(kv, "=") < 1 {
+			t.Fatalf("a variable is %q", kv)
+		}
 	}
 	for _, id := range c.DiffIDs {
 		if !strings.Contains(id, ":") {

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"runtime"
+	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -20,7 +19,7 @@ import (
 // Plan says what an archive holds. A child that read hostile bytes made it: the daemon
 // checks spans against the file, and digests against the bytes.
 type Plan struct {
-	Layers []Layer            `json:"layers"` // lowest first
+	Layers []Layer            `json:"layers"` // lowest first; none: an image without files
 	Config record.ImageConfig `json:"config"`
 	Tags   []string           `json:"tags"` // the names in the archive; often none
 }
@@ -55,8 +54,12 @@ func planOf(f io.ReaderAt, size int64, args []string) (Plan, error) {
 	case want != "docker" && m.has("index.json"):
 		p, config, err = m.ociPlan()
 	default:
-		return p, errs.New(errs.Invalid, "the image archive has neither a manifest.json (`docker save`) nor an index.json (OCI layout); "+
-			"if it is a root file system, use --format rootfs")
+		hint := "if it is a root file system, use --format rootfs"
+		if m.has("repositories") {
+			hint = "it is of a docker before 1.10: load it into a newer one, and save it again"
+		}
+		return p, errs.New(errs.Invalid, "the image archive has neither a manifest.json (`docker save`) nor an index.json (OCI layout); %s",
+			hint)
 	}
 	if err != nil {
 		return p, err
@@ -74,12 +77,20 @@ func (m *members) dockerPlan() (p Plan, config []byte, err error) {
 	if err := json.Unmarshal(b, &all); err != nil {
 		return p, nil, errs.Wrap(err, errs.Invalid, "manifest.json of the archive cannot be read")
 	}
+	// Some programs repeat an image for each of its names.
+	for i := 1; i < len(all); i++ {
+		if all[i].Config == all[0].Config && slices.Equal(all[i].Layers, all[0].Layers) {
+			all[0].RepoTags = append(all[0].RepoTags, all[i].RepoTags...)
+			all = slices.Delete(all, i, i+1)
+			i--
+		}
+	}
 	if len(all) != 1 {
 		var names []string
 		for _, d := range all[:min(len(all), 5)] {
 			names = append(names, strings.Join(d.RepoTags, "="))
 		}
-		return p, nil, errs.New(errs.Invalid, "the archive holds %d images (%s): save them one at a time", len(all), clip(names))
+		return p, nil, severalImages(len(all), names)
 	}
 	p.Tags = all[0].RepoTags
 	if config, err = m.read(all[0].Config); err != nil {
@@ -95,6 +106,10 @@ func (m *members) dockerPlan() (p Plan, config []byte, err error) {
 	return p, config, nil
 }
 
+func severalImages(n int, names []string) error {
+	return errs.New(errs.Invalid, "the archive holds %d images (%s): save them one at a time", n, clip(names))
+}
+
 // clip quotes what an archive says, shortened: a child that says more is not heard.
 func clip(list []string) string { return fmt.Sprintf("%.300s", fmt.Sprintf("%.100q", list)) }
 
@@ -104,25 +119,19 @@ func (m *members) ociPlan() (p Plan, config []byte, err error) {
 	if err != nil {
 		return p, nil, err
 	}
-	images, err := m.images(b, 0)
+	image, err := m.choose(b)
 	if err != nil {
 		return p, nil, err
 	}
-	if len(images) != 1 {
-		return p, nil, errs.New(errs.Invalid, "the archive holds %d images for linux/%s; save them one at a time", len(images),
-			runtime.GOARCH)
-	}
-	desc := images[0]
-	if b, err = m.blob(desc); err != nil {
+	if b, err = m.blob(image.desc); err != nil {
 		return p, nil, err
 	}
 	manifest, err := v1.ParseManifest(bytes.NewReader(b))
 	if err != nil {
 		return p, nil, errs.Wrap(err, errs.Invalid, "the manifest of the image cannot be read")
 	}
-	for _, k := range []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"} {
-		// Some programs write only a tag there, which is no name.
-		if name := desc.Annotations[k]; strings.ContainsAny(name, ":/") {
+	for _, name := range image.names { // some programs write only a tag there, which is no name
+		if strings.ContainsAny(name, ":/") {
 			p.Tags = append(p.Tags, name)
 		}
 	}
@@ -137,45 +146,6 @@ func (m *members) ociPlan() (p Plan, config []byte, err error) {
 		p.Layers = append(p.Layers, Layer{Span: s, Digest: l.Digest.String()})
 	}
 	return p, config, nil
-}
-
-// images returns the descriptors of an index that can run here.
-func (m *members) images(index []byte, depth int) (found []v1.Descriptor, err error) {
-	if depth > 3 {
-		return nil, errs.New(errs.Invalid, "indexes of the archive are nested too deeply")
-	}
-	im, err := v1.ParseIndexManifest(bytes.NewReader(index))
-	if err != nil {
-		return nil, errs.Wrap(err, errs.Invalid, "an index of the archive cannot be read")
-	}
-	if len(im.Manifests) > 1000 {
-		return nil, errs.New(errs.Invalid, "an index of the archive lists %d images", len(im.Manifests))
-	}
-	for _, d := range im.Manifests {
-		if p := d.Platform; p != nil && p.OS+p.Architecture != "" && (p.OS != "linux" || p.Architecture != runtime.GOARCH) {
-			continue // for another machine, or an attestation ("unknown")
-		}
-		switch {
-		case d.MediaType.IsIndex():
-			b, err := m.blob(d)
-			if err != nil {
-				return nil, err
-			}
-			below, err := m.images(b, depth+1)
-			if err != nil {
-				return nil, err
-			}
-			for i := range below {
-				if below[i].Annotations["org.opencontainers.image.ref.name"] == "" {
-					below[i].Annotations = d.Annotations
-				}
-			}
-			found = append(found, below...)
-		case d.MediaType.IsImage(), d.MediaType == types.MediaType(""):
-			found = append(found, d)
-		}
-	}
-	return found, nil
 }
 
 func blobName(h v1.Hash) string { return path.Join("blobs", h.Algorithm, h.Hex) }
@@ -198,7 +168,7 @@ func (m *members) finish(p *Plan, config []byte) error {
 	if err != nil {
 		return err
 	}
-	if n := len(c.DiffIDs); n != len(p.Layers) || n == 0 || n > MaxLayers {
+	if n := len(c.DiffIDs); n != len(p.Layers) || n > MaxLayers {
 		return layerCount(n, len(p.Layers))
 	}
 	for i := range p.Layers {
@@ -218,26 +188,6 @@ func (m *members) finish(p *Plan, config []byte) error {
 	}
 	p.Config = c.Config
 	return nil
-}
-
-// configOf reads the config of an image.
-func configOf(b []byte) (Config, error) {
-	c, err := v1.ParseConfigFile(bytes.NewReader(b))
-	if err != nil {
-		return Config{}, errs.Wrap(err, errs.Invalid, "the config of the image cannot be read")
-	}
-	if c.OS != "" && c.OS != "linux" || c.Architecture != "" && c.Architecture != runtime.GOARCH {
-		return Config{}, errs.New(errs.Unsupported, "the image is for %.20s/%.20s, this host is linux/%s", c.OS, c.Architecture,
-			runtime.GOARCH)
-	}
-	out := Config{Config: record.ImageConfig{
-		Env: c.Config.Env, Workdir: path.Clean("/" + c.Config.WorkingDir), User: c.Config.User,
-		Labels: c.Config.Labels, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd,
-	}}
-	for _, id := range c.RootFS.DiffIDs {
-		out.DiffIDs = append(out.DiffIDs, id.String())
-	}
-	return out, nil
 }
 
 // once removes equal layers except the topmost: that one adds and hides again whatever

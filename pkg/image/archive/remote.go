@@ -44,7 +44,7 @@ type Config struct {
 // Plan joins the two. Where the layers lie, and whether they are compressed, is not
 // known yet: of each Span only the size is set.
 func (m Manifest) Plan(c Config) (Plan, error) {
-	if n := len(c.DiffIDs); n != len(m.Layers) || n == 0 || n > MaxLayers {
+	if n := len(c.DiffIDs); n != len(m.Layers) || n > MaxLayers {
 		return Plan{}, layerCount(n, len(m.Layers))
 	}
 	p := Plan{Config: c.Config}
@@ -56,7 +56,7 @@ func (m Manifest) Plan(c Config) (Plan, error) {
 }
 
 func layerCount(config, manifest int) error {
-	return errs.New(errs.Invalid, "the config of the image names %d layers and its manifest %d; want the same number, 1 to %d", config,
+	return errs.New(errs.Invalid, "the config of the image names %d layers and its manifest %d; want the same number, at most %d", config,
 		manifest, MaxLayers)
 }
 
@@ -90,7 +90,7 @@ func manifestOf(b []byte) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, errs.Wrap(err, errs.Invalid, "the manifest of the image cannot be read")
 	}
-	if n := len(in.Layers); n == 0 || n > MaxLayers {
+	if n := len(in.Layers); n > MaxLayers || n == 0 && !isConfig(in.Config.MediaType) {
 		return Manifest{}, errs.New(errs.Invalid, "the manifest of the image names %d layers; want 1 to %d (an artifact that is not an "+
 			"image has none)", n, MaxLayers)
 	}
@@ -99,7 +99,7 @@ func manifestOf(b []byte) (Manifest, error) {
 		return m, err
 	}
 	for i, l := range in.Layers {
-		if !l.MediaType.IsLayer() || !l.MediaType.IsDistributable() {
+		if l.MediaType != types.MediaType("") && (!l.MediaType.IsLayer() || !l.MediaType.IsDistributable()) {
 			return m, errs.New(errs.Unsupported, "layer %d of the image has the media type %.100q; want a tar layer of docker or OCI, "+
 				"plain or compressed with gzip or zstd", i+1, l.MediaType)
 		}
@@ -126,9 +126,9 @@ func indexOf(b []byte) (Manifest, error) {
 		if !d.MediaType.IsIndex() && !d.MediaType.IsImage() && d.MediaType != types.MediaType("") {
 			continue
 		}
-		if p := d.Platform; p != nil && p.OS+p.Architecture != "" && (p.OS != "linux" || p.Architecture != runtime.GOARCH) {
-			if len(others) < 20 && p.OS != "unknown" { // an attestation is
-				others = append(others, p.String())
+		if rankOf(d.Platform) == 3 {
+			if len(others) < 20 && d.Platform.OS != "unknown" { // an attestation is
+				others = append(others, d.Platform.String())
 			}
 			continue
 		}

@@ -1,8 +1,12 @@
 package record
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"path"
+	"runtime"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -24,4 +28,19 @@ func NotGiven(i Image, is string) error {
 	return errs.Wrap(ErrNotReplaced, errs.Denied, "image %s is not on this host, and its name is kept: it is %s, and sandboxes of all "+
 		"clients will start from it; use another name, for example localhost/%s, or let an admin give it (an admin's key, or the "+
 		"Unix socket)", i.Ref(), is, path.Base(i.Ref()))
+}
+
+// Machine is the architecture that an image is for, and the variant of it if it says one.
+func (c ImageConfig) Machine() (architecture, variant string) {
+	architecture, variant, _ = strings.Cut(strings.TrimPrefix(c.Platform, "linux/"), "/")
+	return cmp.Or(architecture, runtime.GOARCH), variant
+}
+
+// Notes say, for people, what an image asks for and does not get on this host.
+func (c ImageConfig) Notes() (notes []string) {
+	if c.Platform != "" {
+		notes = append(notes, fmt.Sprintf("it is for %s, and this host is linux/%s: its programs do not start here", c.Platform,
+			runtime.GOARCH))
+	}
+	return notes
 }

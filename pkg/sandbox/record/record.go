@@ -420,6 +420,9 @@ type ImageConfig struct {
 	// What the image runs by itself, for a Spec with ImageCommand only.
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"` // its default arguments, or the program
+	// Platform, as linux/arm64, is that of an image for another machine than this host; empty:
+	// it is for this one.
+	Platform string `json:"platform,omitempty"`
 }
 
 // Command is what an image runs with these arguments, as docker does: its ENTRYPOINT,

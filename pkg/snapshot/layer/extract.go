@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"path"
-	"slices"
 	"strings"
 	"time"
 
@@ -42,20 +41,24 @@ type extractor struct {
 	root   int
 	owner  int // of directories that the tar leaves out
 	limits limits
-	opaque func(dir string) error // is called with a directory that hides the layers below it
+	opaque func(dir string) error // is called at the end with each directory that hides the layers below it
 
-	dirs  map[string]int // open parents; "." is not in it
-	times []dirTime
-	n     int
-	bytes int64
-	buf   []byte
+	dirs map[string]int // open parents; "." is not in it
+	// times are those of directories. They are set at the end, because each new file changes
+	// them.
+	times    map[string]time.Time
+	hides    map[string]bool // the directories for opaque
+	replaced int             // directories with something in them
+	n        int
+	bytes    int64
+	buf      []byte
 }
 
-// dirTime is the time of a directory. It is set at the end, because each new file
-// changes it.
-type dirTime struct {
-	name string
-	at   time.Time
+func newExtractor(root, owner int, l limits, opaque func(dir string) error) extractor {
+	return extractor{
+		root: root, owner: owner, limits: l, opaque: opaque,
+		dirs: map[string]int{}, times: map[string]time.Time{}, hides: map[string]bool{},
+	}
 }
 
 // closeMany closes the open parents when there are many. It runs between entries
@@ -79,7 +82,7 @@ func (x *extractor) extract(r io.Reader) error {
 	for {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
-			if in.Ended {
+			if in.Ended && x.n > 0 { // some programs write no bytes at all for a layer that changes nothing
 				return errs.New(errs.Invalid, "the layer is cut off: its tar has no end")
 			}
 			break
@@ -97,16 +100,21 @@ func (x *extractor) extract(r io.Reader) error {
 		if err != nil {
 			return err
 		}
-		if name == "." || madeByRuntime(name) {
+		if name == "." || madeByRuntime(name) || ofAufs(name) {
 			continue
 		}
 		if err := x.entry(name, h, tr); err != nil {
 			return tarError(name, err)
 		}
 	}
-	for _, d := range slices.Backward(x.times) {
-		if err := x.setDirTime(d); err != nil {
+	for name, at := range x.times {
+		if err := x.setDirTime(name, at); err != nil {
 			return err
+		}
+	}
+	for dir := range x.hides {
+		if err := x.opaque(dir); err != nil {
+			return tarError(dir, err)
 		}
 	}
 	return nil
@@ -120,39 +128,41 @@ func tarError(name string, err error) error {
 		return err
 	}
 	switch errno {
-	case unix.ELOOP, unix.ENOTDIR, unix.EISDIR, unix.EEXIST, unix.ENOENT, unix.ENAMETOOLONG, unix.EXDEV,
+	case unix.ELOOP:
+		return errs.New(errs.Invalid, "the layer cannot be unpacked: %.200q lies below a symbolic link of the layer, and links are not "+
+			"followed; name it by its directory", name)
+	case unix.ENOTDIR, unix.EISDIR, unix.EEXIST, unix.ENOENT, unix.ENAMETOOLONG, unix.EXDEV,
 		unix.EINVAL, unix.ERANGE, unix.E2BIG, unix.EMLINK, unix.EPERM, unix.EOPNOTSUPP:
 		return errs.New(errs.Invalid, "the layer cannot be unpacked: %.200q: %v", name, err)
 	}
 	return fmt.Errorf("unpack %.200q: %w", name, err)
 }
 
-// cleanName returns a name as a relative path, or refuses it.
+// cleanName returns a name as a path below the root of the layer, or refuses it. As for
+// docker, "/etc", "./etc" and "usr/../etc" are etc, and "" and "/" are the root itself.
 func (x *extractor) cleanName(name string) (string, error) {
 	bad := func(why string) (string, error) {
 		return "", errs.New(errs.Invalid, "the layer has an invalid file name %.80q: %s", name, why)
 	}
-	if name == "" || len(name) > x.limits.Name {
-		return bad("empty or too long")
-	}
-	if strings.HasPrefix(name, "/") {
-		return bad("absolute")
+	if len(name) > x.limits.Name {
+		return bad("too long")
 	}
 	if strings.ContainsRune(name, 0) {
 		return bad("contains a zero byte")
 	}
-	if strings.Count(name, "/") > x.limits.Depth {
+	clean := path.Clean(strings.TrimLeft(name, "/"))
+	if clean == ".." || strings.HasPrefix(clean, "../") {
+		return bad("leaves the layer")
+	}
+	if strings.Count(clean, "/") > x.limits.Depth {
 		return bad("nested too deeply")
 	}
-	for c := range strings.SplitSeq(name, "/") {
-		if c == ".." {
-			return bad("leaves the layer")
-		}
+	for c := range strings.SplitSeq(clean, "/") {
 		if len(c) > maxComponent {
 			return bad("a component is too long")
 		}
 	}
-	return path.Clean(name), nil
+	return clean, nil
 }
 
 // madeByRuntime reports whether the runtime makes the file of this name.
@@ -175,15 +185,21 @@ func (x *extractor) entry(name string, h *tar.Header, content io.Reader) error {
 	case tar.TypeDir:
 		return x.dir(parent, base, name, h)
 	case tar.TypeReg, tar.TypeGNUSparse:
-		return x.file(parent, base, h, content)
+		return x.file(parent, name, h, content)
 	case tar.TypeSymlink:
-		err := replacing(parent, base, func() error { return unix.Symlinkat(h.Linkname, parent, base) })
+		err := x.replacing(parent, name, func() error { return unix.Symlinkat(h.Linkname, parent, base) })
 		if err != nil {
 			return err
 		}
 		return setOwnerAndTime(parent, base, h)
 	case tar.TypeLink:
-		return x.link(parent, base, h.Linkname)
+		return x.link(parent, name, h.Linkname)
+	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
+		// As those below dev: no guest may use a device that an image brings, and a commit keeps
+		// no pipe. 0:0 is how overlayfs spells a whiteout; an image's tar has another word for it.
+		if h.Typeflag != tar.TypeChar || h.Devmajor != 0 || h.Devminor != 0 {
+			return nil
+		}
 	}
 	return errs.New(errs.Invalid, "the layer contains %s, which is not a file, directory or link (type %q)", name, h.Typeflag)
 }
@@ -231,23 +247,10 @@ func (x *extractor) makeAll(name string) (int, error) {
 	return at, nil
 }
 
-// replacing makes an entry, and removes an earlier one of the same name: the last in
-// the tar wins.
-func replacing(parent int, base string, make func() error) error {
-	err := make()
-	if !errors.Is(err, unix.EEXIST) {
-		return err
-	}
-	if err := unix.Unlinkat(parent, base, 0); err != nil {
-		return err
-	}
-	return make()
-}
-
 func (x *extractor) dir(parent int, base, name string, h *tar.Header) error {
 	err := unix.Mkdirat(parent, base, 0o700)
 	if errors.Is(err, unix.EEXIST) {
-		err = x.overWhiteout(parent, base, name)
+		err = x.dirOver(parent, base, name)
 	}
 	if err != nil {
 		return err
@@ -257,25 +260,26 @@ func (x *extractor) dir(parent int, base, name string, h *tar.Header) error {
 		return err // of a file or link by that name too
 	}
 	defer unix.Close(fd)
-	x.times = append(x.times, dirTime{name, h.ModTime})
+	x.times[name] = h.ModTime
 	return setMeta(fd, h)
 }
 
-func (x *extractor) setDirTime(d dirTime) error {
+func (x *extractor) setDirTime(name string, at time.Time) error {
 	x.closeMany()
-	parent, err := x.parent(path.Dir(d.name))
+	parent, err := x.parent(path.Dir(name))
 	if err != nil {
 		return err
 	}
-	return setTime(parent, path.Base(d.name), d.at)
+	return setTime(parent, path.Base(name), at)
 }
 
-func (x *extractor) file(parent int, base string, h *tar.Header, content io.Reader) error {
+func (x *extractor) file(parent int, name string, h *tar.Header, content io.Reader) error {
 	if h.Size > x.limits.Bytes-x.bytes {
 		return errs.New(errs.Invalid, "the layer holds more than %d bytes", x.limits.Bytes)
 	}
 	var fd int
-	err := replacing(parent, base, func() (err error) {
+	base := path.Base(name)
+	err := x.replacing(parent, name, func() (err error) {
 		fd, err = unix.Openat(parent, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 		return err
 	})
@@ -336,11 +340,18 @@ func writeAt(fd int, b []byte, at int64) error {
 	return nil
 }
 
-// link makes a hard link to a regular file that came before in this layer.
-func (x *extractor) link(parent int, base, target string) error {
+// link makes a hard link to a file, or to a symbolic link, that came before in this layer.
+// It follows neither.
+func (x *extractor) link(parent int, name, target string) error {
 	target, err := x.cleanName(target)
 	if err != nil {
 		return err
+	}
+	if madeByRuntime(target) || ofAufs(target) {
+		return nil // it was left out
+	}
+	if strings.HasPrefix(target, name+"/") {
+		return errs.New(errs.Invalid, "the layer has %.80q as a directory and as a hard link to a file in that", name)
 	}
 	from, err := x.parent(path.Dir(target))
 	if err != nil {
@@ -350,10 +361,10 @@ func (x *extractor) link(parent int, base, target string) error {
 	if err := unix.Fstatat(from, path.Base(target), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return fmt.Errorf("hard link to %s: %w", target, err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return errs.New(errs.Invalid, "the layer has a hard link to %s, which is not a regular file", target)
+	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFLNK {
+		return errs.New(errs.Invalid, "the layer has a hard link to %s, which is neither a regular file nor a symbolic link", target)
 	}
-	return replacing(parent, base, func() error { return unix.Linkat(from, path.Base(target), parent, base, 0) })
+	return x.replacing(parent, name, func() error { return unix.Linkat(from, path.Base(target), parent, path.Base(name), 0) })
 }
 
 // setMeta gives an open file or directory owner, extended attributes and mode,
@@ -370,7 +381,9 @@ func setMeta(fd int, h *tar.Header) error {
 		if !ok || !keepXattr(name) {
 			continue
 		}
-		if err := unix.Fsetxattr(fd, name, []byte(v), 0); err != nil {
+		// As docker does: what the file system does not have, or does not let a layer set, is left out.
+		err := unix.Fsetxattr(fd, name, []byte(v), 0)
+		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EPERM) {
 			return &fs.PathError{Op: "set " + name, Path: h.Name, Err: err}
 		}
 	}
@@ -393,7 +406,8 @@ func keepXattr(name string) bool {
 // checkOwner refuses ids that no sandbox can map.
 func checkOwner(h *tar.Header) error {
 	if h.Uid < 0 || h.Uid > 65535 || h.Gid < 0 || h.Gid > 65535 {
-		return errs.New(errs.Invalid, "the layer sets the owner of %.80q to %d:%d; the highest id is 65535", h.Name, h.Uid, h.Gid)
+		return errs.New(errs.Invalid, "the layer sets the owner of %.80q to %d:%d, and a sandbox has only the ids 0 to 65535: change the "+
+			"owner where the image is made (chown)", h.Name, h.Uid, h.Gid)
 	}
 	return nil
 }

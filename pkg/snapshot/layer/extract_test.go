@@ -46,15 +46,12 @@ func tarOf(t testing.TB, headers ...tar.Header) *bytes.Buffer {
 // unpackHere unpacks as the child does, in this process.
 func unpackHere(dir string, r io.Reader) error {
 	return tree.WithDir(dir, func(fd int) error {
-		x := extractor{
-			root: fd, owner: os.Getuid(), limits: layerLimits, dirs: map[string]int{},
-			opaque: func(dir string) error {
-				if os.Getuid() != 0 {
-					return nil
-				}
-				return setOpaque(fd, dir)
-			},
-		}
+		x := newExtractor(fd, os.Getuid(), layerLimits, func(dir string) error {
+			if os.Getuid() != 0 {
+				return nil
+			}
+			return setOpaque(fd, dir)
+		})
 		defer x.close()
 		return x.extract(r)
 	})
@@ -83,18 +80,18 @@ func TestHostileTars(t *testing.T) {
 	for name, entries := range map[string][]tar.Header{
 		"dot dot":                  {file("../victim")},
 		"dot dot inside":           {dir("a"), file("a/../../victim")},
-		"absolute":                 {file("/victim")},
+		"dot dot, absolute":        {file("/../victim")},
+		"dot dot of many slashes":  {file("//..//victim")},
 		"through a symlink":        {link("a", ".."), file("a/victim")},
 		"through an absolute link": {link("a", "/"), file("a/tmp/sandboxd-victim")},
 		"through a link below":     {dir("a"), link("a/b", "../.."), file("a/b/victim")},
-		"directory over a symlink": {link("a", ".."), dir("a")},
 		"hard link out":            {{Typeflag: tar.TypeLink, Name: "a", Linkname: "../victim"}},
 		"hard link absolute":       {{Typeflag: tar.TypeLink, Name: "a", Linkname: "/etc/passwd"}},
 		"hard link through a link": {link("a", ".."), {Typeflag: tar.TypeLink, Name: "b", Linkname: "a/victim"}},
-		"hard link to a symlink":   {link("a", "../victim"), {Typeflag: tar.TypeLink, Name: "b", Linkname: "a"}},
 		"hard link to nothing":     {{Typeflag: tar.TypeLink, Name: "b", Linkname: "a"}},
 		"hard link to a directory": {dir("a"), {Typeflag: tar.TypeLink, Name: "b", Linkname: "a"}},
-		"device":                   {{Typeflag: tar.TypeBlock, Name: "a", Devmajor: 8}},
+		"hard link over its file":  {file("a/b"), {Typeflag: tar.TypeLink, Name: "a", Linkname: "a/b"}},
+		"below a replaced link":    {link("a", ".."), dir("a"), link("b", "a"), file("b/victim")},
 		"device 0:0":               {{Typeflag: tar.TypeChar, Name: "a"}},
 		"nested too deeply":        {file(strings.Repeat("d/", 257) + "f")},
 		"whiteout of nothing":      {file(".wh.")},
@@ -103,11 +100,10 @@ func TestHostileTars(t *testing.T) {
 		"opaque root":              {file(".wh..wh..opq")},
 		"opaque through a link":    {link("a", "/"), file("a/.wh..wh..opq")},
 		"whiteout through a link":  {link("a", ".."), file("a/.wh.victim")},
-		"fifo":                     {{Typeflag: tar.TypeFifo, Name: "a"}},
 		"owner no sandbox has":     {{Typeflag: tar.TypeReg, Name: "a", Uid: 65536}},
+		"group no sandbox has":     {{Typeflag: tar.TypeDir, Name: "a", Gid: 1 << 20}},
 		"component too long":       {file(strings.Repeat("x", 256))},
 		"name too long":            {file(strings.Repeat("x/", 2049) + "x")},
-		"file over a directory":    {dir("a"), file("a")},
 		"file below a file":        {file("a"), file("a/b")},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -174,6 +170,84 @@ func TestOddTars(t *testing.T) {
 	}
 }
 
+// TestAsDockerTakesThem: what docker takes, and what it makes of it, is the same here.
+func TestAsDockerTakesThem(t *testing.T) {
+	file := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeReg, Name: name} }
+	dir := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeDir, Name: name} }
+	link := func(name, to string) tar.Header {
+		return tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: to}
+	}
+	hard := func(name, to string) tar.Header { return tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: to} }
+	null := func(name string) tar.Header {
+		return tar.Header{Typeflag: tar.TypeChar, Name: name, Devmajor: 1, Devminor: 3}
+	}
+	for name, c := range map[string]struct {
+		entries []tar.Header
+		want    string // name and kind of what is there
+	}{
+		"nothing":          {nil, ""},
+		"absolute names":   {[]tar.Header{dir("/"), dir("/a/"), file("/a/b"), file("//c"), hard("/d", "/a/b")}, "a/ a/b c d"},
+		"the root":         {[]tar.Header{dir("."), dir("./"), dir(""), file("x")}, "x"},
+		"dot dot inside":   {[]tar.Header{dir("a"), file("a/../b"), file("./c/./d/../e")}, "a/ b c/ c/e"},
+		"an absolute link": {[]tar.Header{link("a", "/etc/passwd"), hard("b", "a")}, "a@ b@"},
+		"file over dir":    {[]tar.Header{dir("a"), file("a")}, "a"},
+		"file over tree":   {[]tar.Header{file("a/b/c"), file("a/.wh..wh..opq"), file("a"), file("b")}, "a b"},
+		"link over tree":   {[]tar.Header{dir("a/b"), link("a", "c"), file("c")}, "a@ c"},
+		"tree over file":   {[]tar.Header{file("a"), dir("a"), file("a/b")}, "a/ a/b"},
+		"dir over link":    {[]tar.Header{link("a", ".."), dir("a"), file("a/victim")}, "a/ a/victim"},
+		"tree, file, tree": {[]tar.Header{file("a/b/c"), file("a"), dir("a"), dir("a/d"), file("a/d/e")}, "a/ a/d/ a/d/e"},
+		"devices and pipes": {[]tar.Header{
+			{Typeflag: tar.TypeBlock, Name: "a", Devmajor: 8}, {Typeflag: tar.TypeFifo, Name: "b"}, null("srv/dev/null"),
+		}, "srv/ srv/dev/"},
+		"link to a device": {[]tar.Header{null("dev/null"), hard("null", "dev/null"), file("x")}, "x"},
+		"aufs": {[]tar.Header{
+			file(".wh..wh.aufs"), dir(".wh..wh.plnk"), file(".wh..wh.plnk/1.2"), hard("a", ".wh..wh.plnk/1.2"), file("b"),
+		}, "b"},
+		"attribute": {[]tar.Header{{Typeflag: tar.TypeReg, Name: "a", PAXRecords: map[string]string{
+			"SCHILY.xattr.security.selinux": "x", "SCHILY.xattr.trusted.a": "x", "LIBARCHIVE.x": "y", "comment": "z",
+		}}}, "a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			into, victim := outside(t)
+			if err := unpackHere(into, tarOf(t, c.entries...)); err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			err := filepath.WalkDir(into, func(p string, d os.DirEntry, err error) error {
+				if err != nil || p == into {
+					return err
+				}
+				kind := map[os.FileMode]string{0: "", os.ModeDir: "/", os.ModeSymlink: "@"}[d.Type()]
+				got = append(got, strings.TrimPrefix(p, into+"/")+kind)
+				return nil
+			})
+			if s := strings.Join(got, " "); err != nil || s != c.want {
+				t.Errorf("unpacked are %q, %v; want %q", s, err, c.want)
+			}
+			if b, err := os.ReadFile(victim); err != nil || string(b) != "untouched" {
+				t.Errorf("the file outside: %q, %v", b, err)
+			}
+		})
+	}
+}
+
+// TestReplacedDirectories: a layer that replaces directory after directory is refused, before
+// that costs much.
+func TestReplacedDirectories(t *testing.T) {
+	var all []tar.Header
+	for range maxReplaced + 1 {
+		all = append(all, tar.Header{Typeflag: tar.TypeReg, Name: "a/b"}, tar.Header{Typeflag: tar.TypeReg, Name: "a"},
+			tar.Header{Typeflag: tar.TypeDir, Name: "a"})
+	}
+	into, _ := outside(t)
+	if err := unpackHere(into, tarOf(t, all[:len(all)-3]...)); err != nil {
+		t.Error(err)
+	}
+	if err := unpackHere(into, tarOf(t, all...)); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "replaces") {
+		t.Errorf("one more: %v", err)
+	}
+}
+
 // TestOpenDirsAreBounded: neither deep names nor many directories hold more
 // descriptors than was said.
 func TestOpenDirsAreBounded(t *testing.T) {
@@ -185,7 +259,7 @@ func TestOpenDirsAreBounded(t *testing.T) {
 	for name, headers := range map[string][]tar.Header{"deep": deep, "many": many} {
 		into, _ := outside(t)
 		err := tree.WithDir(into, func(fd int) error {
-			x := extractor{root: fd, owner: os.Getuid(), limits: layerLimits, dirs: map[string]int{}}
+			x := newExtractor(fd, os.Getuid(), layerLimits, nil)
 			defer x.close()
 			err := x.extract(tarOf(t, headers...))
 			if n := len(x.dirs); n > maxOpenDirs+2 {

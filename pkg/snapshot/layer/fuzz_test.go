@@ -23,6 +23,8 @@ func FuzzExtract(f *testing.F) {
 		tar.Header{Typeflag: tar.TypeReg, Name: "d/.wh..wh..opq"}, tar.Header{Typeflag: tar.TypeReg, Name: "d/.wh.x"}).Bytes())
 	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeDir, Name: "d"}, tar.Header{Typeflag: tar.TypeFifo, Name: "d/f"},
 		tar.Header{Typeflag: tar.TypeReg, Name: "x", PAXRecords: map[string]string{"SCHILY.xattr.user.a": "1"}}).Bytes())
+	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "/a/../b/c"}, tar.Header{Typeflag: tar.TypeReg, Name: "b"},
+		tar.Header{Typeflag: tar.TypeDir, Name: "b"}, tar.Header{Typeflag: tar.TypeLink, Name: "d", Linkname: "/../victim"}).Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		into, victim := outside(t)
 		if err := unpackHere(into, bytes.NewReader(tartest.Sum(b))); err != nil && !errs.Is(err, errs.Invalid) {

@@ -24,8 +24,8 @@ import (
 // failed one leaves nothing.
 //
 // Owners, modes with setuid, times, links and file capabilities are kept,
-// whiteouts become those of overlayfs. Files below dev, proc and sys are dropped:
-// the runtime makes those. It fails with errs.Invalid if r is no tar or holds what
+// whiteouts become those of overlayfs. Devices, pipes, and files below dev, proc and sys
+// are dropped: the runtime makes those. It fails with errs.Invalid if r is no tar or holds what
 // no layer may have, with errs.Exhausted if the disk is full.
 func (s *Store) Stage(ctx context.Context, r io.Reader, progress func(int64)) (stage, digest string, bytes int64, err error) {
 	dir, err := s.TempDir()

@@ -32,16 +32,16 @@ const maxReport = 16 << 10
 
 // Unpack is the child: it unpacks the tar on standard input into its root.
 func Unpack(args []string) error {
-	x := extractor{dirs: map[string]int{}}
-	if len(args) != 1 || json.Unmarshal([]byte(args[0]), &x.limits) != nil {
+	var l limits
+	if len(args) != 1 || json.Unmarshal([]byte(args[0]), &l) != nil {
 		return fmt.Errorf("arguments %q: want limits", args)
 	}
-	var err error
-	if x.root, err = unix.Open("/", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+	root, err := unix.Open("/", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
 		return &os.PathError{Op: "open", Path: "/", Err: err}
 	}
 	out := json.NewEncoder(os.Stdout)
-	x.opaque = func(dir string) error { return out.Encode(report{Opaque: []byte(dir)}) }
+	x := newExtractor(root, 0, l, func(dir string) error { return out.Encode(report{Opaque: []byte(dir)}) })
 	in := bufio.NewReaderSize(os.Stdin, copySize)
 	err = x.extract(in)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {

@@ -120,7 +120,7 @@ func TestHostileLayers(t *testing.T) {
 		"cut in a file":      bytes.NewReader(whole[:512+3]),
 		"cut in a header":    bytes.NewReader(whole[:1024+100]),
 		"leaves":             tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "../x"}),
-		"device":             tarOf(t, tar.Header{Typeflag: tar.TypeBlock, Name: "x", Devmajor: 8}),
+		"device 0:0":         tarOf(t, tar.Header{Typeflag: tar.TypeChar, Name: "x"}),
 		"whiteout of itself": tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: ".wh.."}),
 		"100 links":          tarOf(t, chain(100)...),
 	} {
@@ -155,6 +155,50 @@ func chain(n int) (all []tar.Header) {
 		all = append(all, tar.Header{Typeflag: tar.TypeSymlink, Name: "link-" + strconv.Itoa(i+1), Linkname: "link-" + strconv.Itoa(i)})
 	}
 	return append(all, tar.Header{Typeflag: tar.TypeReg, Name: "link-" + strconv.Itoa(n) + "/file"})
+}
+
+// TestConfinedTakesThem: what docker takes is unpacked by the child, too, which has few
+// system calls.
+func TestConfinedTakesThem(t *testing.T) {
+	file := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeReg, Name: name} }
+	s := layersOnly(t, t.TempDir())
+	for name, c := range map[string]struct {
+		in   io.Reader
+		want []string
+		says string
+	}{
+		"no bytes": {strings.NewReader(""), nil, ""},
+		"replaced": {
+			tarOf(t, file("/a/b/c/d"), file("/a/.wh..wh..opq"), file("/a"), file("x/y"), tar.Header{Typeflag: tar.TypeDir, Name: "/x"},
+				tar.Header{Typeflag: tar.TypeFifo, Name: "p"}),
+			[]string{"a 100755 0:0", "x 40755 0:0", "x/y 100755 0:0"},
+			"",
+		},
+		"owner": {
+			tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "a", Uid: 100_000, Gid: 7}), nil,
+			`the layer sets the owner of "a" to 100000:7, and a sandbox has only the ids 0 to 65535`,
+		},
+	} {
+		digest, _, err := s.Import(t.Context(), c.in, nil)
+		if c.says != "" {
+			if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s: %v; want %q", name, err, c.says)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		path, err := s.Path(digest)
+		if got := listTree(t, path); err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s holds %q, %v; want %q", name, got, err, c.want)
+		}
+		if err := s.Remove(t.Context(), digest); err != nil {
+			t.Error(err)
+		}
+	}
+	nothingLeft(t, s)
 }
 
 // Hard links to hard links are one file.

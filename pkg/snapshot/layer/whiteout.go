@@ -29,6 +29,12 @@ const (
 	opaqueAttr = "trusted.overlay.opaque"
 )
 
+// ofAufs reports whether a name is in aufs' own bookkeeping at the root of a layer, which
+// no other file system reads.
+func ofAufs(name string) bool {
+	return strings.HasPrefix(name, whiteoutMeta) && name != whiteoutOpaque
+}
+
 // whiteout makes the whiteout that the tar gives as an empty file of this name.
 func (x *extractor) whiteout(parent int, name string) error {
 	dir, base := path.Split(name)
@@ -37,7 +43,8 @@ func (x *extractor) whiteout(parent int, name string) error {
 	case base == whiteoutOpaque && dir == ".":
 		return errs.New(errs.Invalid, "the layer hides all layers below it; build the image without those layers")
 	case base == whiteoutOpaque:
-		return x.opaque(dir)
+		x.hides[dir] = true
+		return nil
 	case strings.HasPrefix(base, whiteoutMeta):
 		return nil
 	}
@@ -56,28 +63,9 @@ func (x *extractor) whiteout(parent int, name string) error {
 		return &fs.PathError{Op: "stat", Path: hidden, Err: err}
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return x.opaque(path.Join(dir, hidden))
+		x.hides[path.Join(dir, hidden)] = true
 	}
 	return nil
-}
-
-// overWhiteout handles a directory whose name is taken. An existing directory stays. A
-// whiteout is replaced by a directory that hides the layers below it.
-func (x *extractor) overWhiteout(parent int, base, name string) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return err
-	}
-	if !isWhiteout(&st) {
-		return nil // it is no directory, so opening it as one will fail
-	}
-	if err := unix.Unlinkat(parent, base, 0); err != nil {
-		return err
-	}
-	if err := unix.Mkdirat(parent, base, 0o700); err != nil {
-		return err
-	}
-	return x.opaque(name)
 }
 
 func isWhiteout(st *unix.Stat_t) bool {

@@ -29,8 +29,15 @@ func Remove(path string) error {
 		return &os.PathError{Op: "open", Path: filepath.Dir(path), Err: err}
 	}
 	defer unix.Close(parent)
-	name := filepath.Base(path)
-	err = unix.Unlinkat(parent, name, 0)
+	if err := RemoveAt(parent, filepath.Base(path)); err != nil {
+		return fmt.Errorf("remove %s: %w", path, err)
+	}
+	return nil
+}
+
+// RemoveAt is Remove for a name in the directory of a descriptor.
+func RemoveAt(parent int, name string) error {
+	err := unix.Unlinkat(parent, name, 0)
 	if err == nil || errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -39,24 +46,24 @@ func Remove(path string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("remove %s: %w", path, err)
+		return err
 	}
 	defer top.Close()
 	r := remover{top: int(top.Fd())}
 	for {
 		r.moved = false
 		if err := r.empty(top, 0); err != nil {
-			return fmt.Errorf("remove %s: %w", path, err)
+			return err
 		}
 		if !r.moved {
 			break
 		}
 		if _, err := top.Seek(0, io.SeekStart); err != nil {
-			return fmt.Errorf("remove %s: %w", path, err)
+			return err
 		}
 	}
 	if err := unix.Unlinkat(parent, name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("remove %s: %w", path, err)
+		return &fs.PathError{Op: "rmdir", Path: name, Err: err}
 	}
 	return nil
 }

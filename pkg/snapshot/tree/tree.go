@@ -4,7 +4,7 @@
 //	[OpenBeneath], [OpenInRoot]   one name below a directory
 //	[Descend], [Enter]            step by step, making what is missing
 //	[Walk], [Names], [Inodes]     all names, with bounds on what is held in memory
-//	[Remove]                      all names, however deep
+//	[Remove], [RemoveAt]          all names, however deep
 //
 // What surprises: nothing here trusts a path. Each step starts at the descriptor
 // of the last one and follows no symbolic link (but for [OpenInRoot] and [Enter],
