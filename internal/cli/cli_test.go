@@ -239,10 +239,10 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			reply(200, wire.ImportLine{Error: &wire.Error{Code: "SANDBOX::INVALID_PARAMETER", Message: "layer 3 is \x1b bad"}})
 			return
 		}
-		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "mine", Tag: "1"}})
+		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "mine", Tag: "1", Notes: d.notes}})
 	case "POST /images/pull":
 		reply(200, wire.ImportLine{Progress: &wire.ImportProgress{Stage: "download", Bytes: 1 << 20, Total: 2 << 20}})
-		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "absent", Tag: "latest"}})
+		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "absent", Tag: "latest", Notes: d.notes}})
 	case "GET /images/python/export":
 		io.WriteString(w, "an archive") //nolint:errcheck // the test sees what is missing
 	case "GET /images/torn/export":
@@ -254,7 +254,10 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			BytesReclaimed: 3 << 20,
 		})
 	case "GET /images/python":
-		reply(200, wire.ImageInspection{ImageInfo: wire.ImageInfo{Name: "python"}, Labels: map[string]string{"team": "a"}})
+		reply(200, wire.ImageInspection{
+			ImageInfo: wire.ImageInfo{Name: "python"}, Labels: map[string]string{"team": "a"},
+			StopSignal: "SIGQUIT", Unused: map[string]json.RawMessage{"ExposedPorts": json.RawMessage(`{"80/tcp":{}}`)},
+		})
 	case "GET /images":
 		reply(200, wire.ImageList{Items: []wire.ImageInfo{{
 			Name: "python", Tag: "latest", Digest: "sha256:0123456789abcdef0123",

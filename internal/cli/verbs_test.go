@@ -157,6 +157,10 @@ func TestDockersFormat(t *testing.T) {
 		{[]string{"image", "ls", "--format", "{{.name}}"}, "python"},
 		{[]string{"stats", "--no-stream", "--format", "{{.Name}} {{.MemPerc}}", "lab"}, "lab 0.0%"},
 		{[]string{"image", "inspect", "--format", "{{.Config.Labels.team}} {{json .labels}}", "python"}, `a {"team":"a"}`},
+		{
+			[]string{"image", "inspect", "--format", "{{.Config.StopSignal}} {{json .Config.ExposedPorts}} {{json .unused}}", "python"},
+			`SIGQUIT {"80/tcp":{}} {"ExposedPorts":{"80/tcp":{}}}`,
+		},
 	} {
 		if r := d.run(t, c.args...); r.code != 0 || strings.TrimSuffix(r.out, "\n") != c.want || r.errout != "" {
 			t.Errorf("%q: %+v, want %q", c.args, r, c.want)
@@ -211,6 +215,7 @@ func TestPull(t *testing.T) {
 		"run -d --pull never far true":           {125, []string{"GET /images/far"}},
 		"create --pull sometimes python":         {125, nil},
 		"create --hostname build.example python": {0, []string{"POST /sandboxes"}},
+		"create --stop-signal RTMIN+3 python":    {0, []string{"POST /sandboxes"}},
 	} {
 		d := newDaemon(t)
 		if r := d.run(t, strings.Fields(args)...); r.code != c.code || !slices.Equal(d.asked(), c.asked) {
@@ -218,6 +223,22 @@ func TestPull(t *testing.T) {
 		}
 		if strings.Contains(args, "--hostname") && d.create.Extensions[wire.ExtHostname] != "build.example" {
 			t.Errorf("%v", d.create.Extensions)
+		}
+		if strings.Contains(args, "--stop-signal") && d.create.Extensions[wire.ExtStopSignal] != "RTMIN+3" {
+			t.Errorf("%v", d.create.Extensions)
+		}
+	}
+}
+
+// TestImageNotes: what an image asks for and does not get is a line on standard error.
+func TestImageNotes(t *testing.T) {
+	for _, args := range []string{"image load", "image import - noted", "image pull noted"} {
+		d := newDaemon(t)
+		d.notes = []string{"its HEALTHCHECK is \x1bnot run"}
+		r := d.runWith(t, "an archive", strings.Fields(args)...)
+		if r.code != 0 || !strings.HasSuffix(r.out, "\n") || !strings.Contains(r.errout, ":") ||
+			!strings.Contains(r.errout, "its HEALTHCHECK is ") || strings.Contains(r.errout, "\x1b") {
+			t.Errorf("%s: %+v", args, r)
 		}
 	}
 }

@@ -233,9 +233,11 @@ func dial(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
 // Ready blocks until the agent of r answers, or ctx ends.
 func (a *agents) Ready(ctx context.Context, r *record.Record) error { return a.client(r).Ready(ctx) }
 
-// Terminate sends SIGTERM to the entrypoint of r.
+// Terminate sends the entrypoint of r the signal that asks it to end, by its number: an older
+// agent does not know all names.
 func (a *agents) Terminate(ctx context.Context, r *record.Record) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sandbox/command/"+agent.EntrypointID+"/signal?signal=SIGTERM", nil)
+	url := fmt.Sprintf("http://sandbox/command/%s/signal?signal=%d", agent.EntrypointID, r.Spec.StopWith())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
 	if err != nil {
 		return err
 	}

@@ -57,7 +57,14 @@ func TestObituary(t *testing.T) {
 	if err != nil || o.ExitCode != 137 || o.Message != "a [2Jb c" {
 		t.Errorf("got %+v, %v", o, err)
 	}
+	for _, signal := range []string{"SIGQUIT", "signal 37"} { // that of RTMIN+3 has no name
+		b, _ := json.Marshal(Obituary{ExitCode: 165, Signal: signal})
+		if o, err := ParseObituary(b); err != nil || o.Signal != signal {
+			t.Errorf("%s: %+v, %v", signal, o, err)
+		}
+	}
 	for _, bad := range []string{
+		`{"exitCode":1,"signal":"signal 1000"}`, `{"exitCode":1,"signal":"signal"}`,
 		"", "{", "[]", `{"exitCode":-1}`, `{"exitCode":256}`, `{"exitCode":1e9}`, `{"signal":"rm -rf"}`,
 		`{"message":"` + strings.Repeat("x", MaxObituary) + `"}`,
 	} {

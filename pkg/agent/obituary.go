@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -35,6 +36,9 @@ type Obituary struct {
 	Reason   string `json:"reason,omitempty"`  // Reason…, as the agent has found it
 }
 
+// unnamed matches what agents call a real-time signal.
+var unnamed = regexp.MustCompile(`^signal [1-9][0-9]?$`)
+
 // ParseObituary decodes an obituary. It fails unless the fields are in range, and cuts
 // Message to 1 KiB of printable text. The guest may have written anything there, so the
 // fields may be false.
@@ -49,7 +53,7 @@ func ParseObituary(b []byte) (Obituary, error) {
 	if o.ExitCode < 0 || o.ExitCode > 255 {
 		return Obituary{}, fmt.Errorf("obituary has exit code %d", o.ExitCode)
 	}
-	if o.Signal != "" && unix.SignalNum(o.Signal) == 0 {
+	if o.Signal != "" && unix.SignalNum(o.Signal) == 0 && !unnamed.MatchString(o.Signal) {
 		return Obituary{}, errors.New("obituary has an unknown signal")
 	}
 	o.Message, o.Reason = printable(o.Message, 1<<10), printable(o.Reason, 32)

@@ -141,7 +141,7 @@ func (c *Client) Restart(ctx context.Context, idOrName string, wait bool) (sb wi
 }
 
 // Stop ends a sandbox and keeps it until it expires or is deleted. Its
-// entrypoint gets SIGTERM and has grace, in whole seconds, to end by itself.
+// entrypoint gets its stop signal (SIGTERM, or what the image says) and has grace, in whole seconds, to end by itself.
 func (c *Client) Stop(ctx context.Context, idOrName string, grace time.Duration) error {
 	return c.do(ctx, request{
 		method: http.MethodPost, path: sandboxPath(idOrName, "/stop"),

@@ -1,9 +1,11 @@
 package image
 
 import (
+	"encoding/json"
 	"errors"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -66,8 +68,25 @@ func checkConfig(c *record.ImageConfig) error {
 	if len(c.User) > maxUser || strings.ContainsAny(c.User, "\x00\n") {
 		return bad("USER %.80q is not a valid user", c.User)
 	}
+	if len(c.StopSignal) > maxUser || strings.ContainsAny(c.StopSignal, "\x00\n") {
+		return bad("STOPSIGNAL %.80q is no signal", c.StopSignal)
+	}
 	if c.Platform != "" && !platformForm.MatchString(c.Platform) {
 		return bad("it is for %.80q, which is no platform", c.Platform)
+	}
+	return nil
+}
+
+// unusedFields are the fields of a config that are kept and not used.
+var unusedFields = []string{"ExposedPorts", "Healthcheck", "OnBuild", "Shell", "Volumes"}
+
+// checkUnused refuses what no honest child says, or takes too much room in a record.
+func checkUnused(fields map[string]json.RawMessage) error {
+	total := 0
+	for k, v := range fields {
+		if total += len(v); !slices.Contains(unusedFields, k) || total > maxText {
+			return errs.New(errs.Invalid, "the config of the image: %.40q and the like have more than %d bytes", k, maxText)
+		}
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"path"
 	"strings"
 	"time"
@@ -73,7 +74,7 @@ func (s *Store) export(ctx context.Context, i record.Image, w io.Writer) error {
 		Architecture: architecture, Variant: variant, OS: "linux", Created: v1.Time{Time: i.Created},
 		Config: v1.Config{
 			Env: i.Config.Env, WorkingDir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels,
-			Entrypoint: i.Config.Entrypoint, Cmd: i.Config.Cmd,
+			Entrypoint: i.Config.Entrypoint, Cmd: i.Config.Cmd, StopSignal: i.Config.StopSignal,
 		},
 		RootFS: v1.RootFS{Type: "layers"},
 	}
@@ -89,8 +90,11 @@ func (s *Store) export(ctx context.Context, i record.Image, w io.Writer) error {
 		config.History = append(config.History, v1.History{Created: v1.Time{Time: i.Created}, CreatedBy: "sandboxd"})
 		docker.Layers = append(docker.Layers, blobName(d.Digest))
 	}
-	var err error
-	if manifest.Config, err = put(config, types.OCIConfigJSON); err != nil {
+	whole, err := withUnused(config, i.Unused)
+	if err != nil {
+		return err
+	}
+	if manifest.Config, err = put(whole, types.OCIConfigJSON); err != nil {
 		return err
 	}
 	docker.Config = blobName(manifest.Config.Digest)
@@ -116,6 +120,26 @@ func (s *Store) export(ctx context.Context, i record.Image, w io.Writer) error {
 		}
 	}
 	return tw.Close()
+}
+
+// withUnused adds to a config the fields that are kept for exports only, as they came.
+func withUnused(config v1.ConfigFile, unused map[string]json.RawMessage) (any, error) {
+	if len(unused) == 0 {
+		return config, nil
+	}
+	b, err := json.Marshal(config.Config)
+	if err != nil {
+		return nil, err
+	}
+	fields := map[string]json.RawMessage{}
+	if err := json.Unmarshal(b, &fields); err != nil {
+		return nil, err
+	}
+	maps.Copy(fields, unused)
+	return struct {
+		v1.ConfigFile
+		Config map[string]json.RawMessage `json:"config"` // in place of the other one
+	}{config, fields}, nil
 }
 
 func blobName(h v1.Hash) string { return path.Join("blobs", h.Algorithm, h.Hex) }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -546,6 +547,16 @@ func TestCheckPlan(t *testing.T) {
 	if err := checkPlan(on("linux/arm/v7"), 100); err != nil {
 		t.Errorf("of another machine: %v", err)
 	}
+	keeps := func(name string, size int) *archive.Plan {
+		p := plan(1, func(*archive.Layer) {})
+		p.Unused = map[string]json.RawMessage{name: json.RawMessage(`"` + strings.Repeat("x", size) + `"`)}
+		return p
+	}
+	stops := plan(1, func(*archive.Layer) {})
+	stops.Config.StopSignal = "SIG\x00"
+	if err := checkPlan(keeps("OnBuild", maxText-2), 100); err != nil {
+		t.Errorf("long triggers: %v", err)
+	}
 	for _, n := range []int{0, 1, archive.MaxLayers} {
 		if err := checkPlan(plan(n, none), 100); err != nil {
 			t.Errorf("%d layers: %v", n, err)
@@ -554,6 +565,9 @@ func TestCheckPlan(t *testing.T) {
 	for name, p := range map[string]*archive.Plan{
 		"no machine": on("linux/\x1b[2J"),
 		"windows":    on("windows/amd64"),
+		"no field":   keeps("Cmd", 1),
+		"too large":  keeps("OnBuild", maxText),
+		"no signal":  stops,
 		"many":       plan(archive.MaxLayers+1, none),
 		"behind":     plan(1, func(l *archive.Layer) { l.At = 11 }),
 		"before":     plan(1, func(l *archive.Layer) { l.At = -1 }),

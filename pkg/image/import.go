@@ -149,51 +149,51 @@ func (im *importer) run(ctx context.Context, a Archive, r io.Reader) (record.Ima
 		defer child.Close()
 		plain = child
 	}
-	config := record.ImageConfig{Workdir: "/"}
+	plan := archive.Plan{Config: record.ImageConfig{Workdir: "/"}}
 	if kind.Image {
-		config, err = im.image(ctx, format, plain)
+		plan, err = im.image(ctx, format, plain)
 	} else {
 		err = im.stage(ctx, plain, "", nil)
 	}
 	if err != nil {
 		return record.Image{}, err
 	}
-	return im.s.name(ctx, record.Image{Name: im.ref.Name, Tag: im.ref.Tag, Config: config}, im.layers, fromClient, a.Replace, im.also...)
+	i := record.Image{Name: im.ref.Name, Tag: im.ref.Tag, Config: plan.Config, Unused: plan.Unused}
+	return im.s.name(ctx, i, im.layers, fromClient, a.Replace, im.also...)
 }
 
-// image stages the layers of an image's archive and returns its config.
-func (im *importer) image(ctx context.Context, format string, r io.Reader) (record.ImageConfig, error) {
+// image stages the layers of an image's archive and returns its plan.
+func (im *importer) image(ctx context.Context, format string, r io.Reader) (plan archive.Plan, err error) {
 	f, size, err := im.s.spool(r)
 	if err != nil {
-		return record.ImageConfig{}, err
+		return plan, err
 	}
 	defer f.Close()
-	plan, err := planOf(ctx, f, size, format)
-	if err != nil {
-		return record.ImageConfig{}, err
+	if plan, err = planOf(ctx, f, size, format); err != nil {
+		return plan, err
 	}
 	if im.ref.Name == "" {
 		names := namesOf(plan.Tags)
 		if len(names) == 0 {
-			return record.ImageConfig{}, errs.New(errs.Invalid, "the archive does not name its image: give a name")
+			return plan, errs.New(errs.Invalid, "the archive does not name its image: give a name")
 		}
 		im.ref, im.also = names[0], names[1:]
 	}
 	if len(plan.Layers) == 0 {
-		return plan.Config, im.empty(ctx)
+		return plan, im.empty(ctx)
 	}
 	for i, l := range plan.Layers {
 		at := Progress{Stage: StageUnpack, Layer: i + 1, Layers: len(plan.Layers)}
 		if here, err := im.here(ctx, l.DiffID); err != nil {
-			return record.ImageConfig{}, err
+			return plan, err
 		} else if here {
 			continue
 		}
 		if err := im.layer(ctx, f, l, at); err != nil {
-			return record.ImageConfig{}, inLayer(err, i+1, len(plan.Layers))
+			return plan, inLayer(err, i+1, len(plan.Layers))
 		}
 	}
-	return plan.Config, nil
+	return plan, nil
 }
 
 // emptyLayer is the digest of a tar of nothing, which is 1,024 zeros. An image without layers
@@ -331,7 +331,7 @@ func checkPlan(p *archive.Plan, size int64) error {
 			return errs.New(errs.Invalid, "a layer lies outside of the archive")
 		}
 	}
-	return checkConfig(&p.Config)
+	return errors.Join(checkConfig(&p.Config), checkUnused(p.Unused))
 }
 
 func checkLayers(layers []archive.Layer) error {

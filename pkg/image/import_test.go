@@ -375,6 +375,60 @@ func TestImportNames(t *testing.T) {
 	}
 }
 
+// TestUnusedFields: what sandboxd does not use of a config is shown and exported as it came. It
+// changes no digest, so only an import that may replace the image changes it.
+func TestUnusedFields(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	archive := at.Docker(t, at.Image(t, at.Tar(t, at.File("a"))), "x:1")
+	changed := at.Edit(t, archive, func(h *tar.Header, c []byte) (*tar.Header, []byte) {
+		if strings.HasPrefix(h.Name, "sha256:") {
+			c = bytes.Replace(c, []byte(`"Healthcheck":{`), []byte(`"Healthcheck":{"StartInterval":5,`), 1)
+			c = bytes.Replace(c, []byte(`"OnBuild":["RUN x"]`), []byte(`"OnBuild":null`), 1)
+		}
+		return h, c
+	})
+	shown := func() (all []string) {
+		i, err := w.Resolve(ctx, parsed("x:1"))
+		must(t, err)
+		for _, k := range slices.Sorted(maps.Keys(i.Unused)) {
+			all = append(all, k+string(i.Unused[k]))
+		}
+		return all
+	}
+	first := []string{
+		`ExposedPorts{"80/tcp":{}}`, `Healthcheck{"Test":["CMD","true"],"Retries":3}`, `OnBuild["RUN x"]`, `Shell["/bin/ash"]`,
+		`Volumes{"/data":{}}`,
+	}
+	i, err := w.Import(ctx, image.Archive{}, bytes.NewReader(archive), nil)
+	must(t, err)
+	if got := shown(); !slices.Equal(got, first) || i.Config.StopSignal != "SIGQUIT" ||
+		!strings.Contains(strings.Join(i.Notes(), "; "), "HEALTHCHECK") {
+		t.Errorf("%q, %+v, notes %q", got, i.Config, i.Notes())
+	}
+	j, err := w.Import(ctx, image.Archive{}, bytes.NewReader(changed), nil)
+	if got := shown(); err != nil || j.Digest != i.Digest || !slices.Equal(got, first) || len(j.Unused) != len(first) {
+		t.Errorf("without the right to replace: %q, %v", got, err)
+	}
+	j, err = w.Import(ctx, image.Archive{Replace: true}, bytes.NewReader(changed), nil)
+	if got := shown(); err != nil || j.Digest != i.Digest || len(got) != 4 ||
+		got[1] != `Healthcheck{"StartInterval":5,"Test":["CMD","true"],"Retries":3}` {
+		t.Errorf("with it: %q, %v", got, err)
+	}
+	second := shown()
+	var out bytes.Buffer
+	must(t, w.Export(ctx, j, &out))
+	must(t, errorOf(w.Remove(ctx, parsed("x:1"))))
+	k, err := w.Import(ctx, image.Archive{}, &out, nil)
+	if got := shown(); err != nil || k.Config.StopSignal != "SIGQUIT" || !slices.Equal(got, second) {
+		t.Errorf("it came back as %q, %+v, %v", got, k.Config, err)
+	}
+	if c, err := w.Commit(ctx, k, parsed("mine"), false, bytes.NewReader(at.Tar(t, at.File("b")))); err != nil ||
+		c.Config.StopSignal != "SIGQUIT" {
+		t.Errorf("a commit is stopped with %q, %v", c.Config.StopSignal, err)
+	}
+}
+
 // TestImportWithoutLayers: an image of nothing has a layer here, so that it is never taken for
 // one that has yet to be pulled; and an export of it is an image.
 func TestImportWithoutLayers(t *testing.T) {
@@ -408,7 +462,7 @@ func TestImportOfAnotherMachine(t *testing.T) {
 	img, err = mutate.ConfigFile(img, c)
 	must(t, err)
 	i, err := w.Import(ctx, image.Archive{}, bytes.NewReader(at.OCI(t, img)), nil)
-	if notes := strings.Join(i.Config.Notes(), "; "); err != nil || !strings.Contains(notes, "it is for linux/s390x/z9, and this host is") {
+	if notes := strings.Join(i.Notes(), "; "); err != nil || !strings.Contains(notes, "it is for linux/s390x/z9, and this host is") {
 		t.Fatalf("%+v, %v, notes %q", i, err, notes)
 	}
 	var out bytes.Buffer

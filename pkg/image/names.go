@@ -116,12 +116,18 @@ func (s *Store) name(ctx context.Context, i record.Image, layers []staged, from 
 	}
 	s.naming.Lock()
 	defer s.naming.Unlock()
-	for _, n := range named {
+	for j := range named {
 		if replace {
 			break
 		}
-		if err := s.other(ctx, n, from); err != nil { // before its layers have names
+		n := &named[j]
+		if err := s.other(ctx, *n, from); err != nil { // before its layers have names
 			return i, err
+		}
+		if is, here, err := s.cfg.DB.GetImage(ctx, n.Name, n.Tag); err != nil {
+			return i, err
+		} else if here {
+			n.Unused = is.Unused // which no digest covers, and exports have
 		}
 	}
 	for _, l := range layers {
@@ -143,7 +149,7 @@ func (s *Store) name(ctx context.Context, i record.Image, layers []staged, from 
 			return i, err
 		}
 	}
-	return i, nil
+	return named[0], nil
 }
 
 // namesOf are the names of an image in its archive that it can have here.

@@ -288,8 +288,8 @@ func (p *puller) run(ctx context.Context, ref Reference, auth *Auth) (i record.I
 			return i, err
 		}
 	}
-	i, err = p.s.name(ctx, record.Image{Name: p.ref.Name, Tag: p.ref.kept(), Config: plan.Config, Sources: digests}, p.layers,
-		fromRegistry, p.replace())
+	i = record.Image{Name: p.ref.Name, Tag: p.ref.kept(), Config: plan.Config, Unused: plan.Unused, Sources: digests}
+	i, err = p.s.name(ctx, i, p.layers, fromRegistry, p.replace())
 	named = err == nil
 	return i, err
 }
@@ -377,7 +377,7 @@ func checkPulled(p *archive.Plan) error {
 			return errs.New(errs.Invalid, "a layer has %d bytes", l.Size)
 		}
 	}
-	return checkConfig(&p.Config)
+	return errors.Join(checkConfig(&p.Config), checkUnused(p.Unused))
 }
 
 // arrival is a downloaded layer, or why it will not come.

@@ -84,7 +84,7 @@ func (m *Manager) shift(ctx context.Context, op, idOrName string, from record.St
 }
 
 // Stop ends a sandbox that runs, is paused or hibernates and keeps it, stopped, until it expires or
-// is deleted. Its entrypoint gets SIGTERM and has grace to end; then all processes are
+// is deleted. Its entrypoint gets its stop signal and has grace to end; then all processes are
 // killed. A sandbox that waits for its restart stays ended, and is not restarted. See
 // Start.
 func (m *Manager) Stop(ctx context.Context, idOrName string, grace time.Duration) error {

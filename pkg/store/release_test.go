@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"go/ast"
@@ -36,9 +37,9 @@ func releaseImage() record.Image {
 		Name: "base", Tag: "latest", Digest: digest("ab"), Layers: []string{digest("cd")}, Bytes: 1 << 20, Created: past,
 		Config: record.ImageConfig{
 			Env: []string{"PATH=/bin"}, Workdir: "/root", User: "nobody", Labels: map[string]string{"maker": "a"},
-			Entrypoint: []string{"nice"}, Cmd: []string{"sleep", "1"}, Platform: "linux/s390x",
+			Entrypoint: []string{"nice"}, Cmd: []string{"sleep", "1"}, StopSignal: "SIGQUIT", Platform: "linux/s390x",
 		},
-		Sources: []string{digest("ef")},
+		Sources: []string{digest("ef")}, Unused: map[string]json.RawMessage{"Shell": json.RawMessage(`"kept"`)},
 	}
 }
 
@@ -47,7 +48,8 @@ func fullSpec() record.Spec {
 	return record.Spec{
 		Name: "lab", Image: releaseImage(), ImageURI: "ubuntu:24.04", ImageNote: "an alias", Snapshot: "snap-" + releaseID('b'),
 		Runtime: "runsc", Entrypoint: []string{"sleep", "1"}, Literal: true, ImageCommand: true, Hostname: "build.example",
-		Env: map[string]string{"KEY": "value"}, Labels: map[string]string{"team": "a"}, Timeout: time.Hour, OneShot: true,
+		StopSignal: "SIGINT",
+		Env:        map[string]string{"KEY": "value"}, Labels: map[string]string{"team": "a"}, Timeout: time.Hour, OneShot: true,
 		Limits: record.Limits{
 			MemoryBytes: 1 << 28, CPUMillis: 500, CPUShares: 512, Pids: 64, DiskBytes: 1 << 30,
 			IOReadBps: 1 << 20, IOWriteBps: 2 << 20, IOReadIOPS: 100, IOWriteIOPS: 200, ShmBytes: 1 << 25, LogBytes: 1 << 21,

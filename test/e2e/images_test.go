@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
@@ -120,7 +121,7 @@ func TestImages(t *testing.T) {
 	}
 	pod.do("umount", id)
 	pod.do("commit", "--change", "ENV COLOR=blue", "--change", "ENV EDITOR=vi", "--change", "WORKDIR /srv/app",
-		"--change", "USER 1234:4321", "--change", "LABEL team=a",
+		"--change", "USER 1234:4321", "--change", "LABEL team=a", "--change", "STOPSIGNAL SIGQUIT",
 		"--change", `ENTRYPOINT ["/usr/bin/env"]`, "--change", `CMD ["echo", "of the image"]`, id, "localhost/team/app:7")
 	pod.do("save", "-o", file("docker.tar"), "localhost/team/app:7")
 	pod.do("save", "--format", "oci-archive", "-o", file("oci.tar"), "localhost/team/app:7")
@@ -140,6 +141,11 @@ func TestImages(t *testing.T) {
 		for _, runtime := range runtimes {
 			t.Run(archive+"/"+runtime, func(t *testing.T) { runsAsTheImageSays(t, &lab{host: h, T: t, runtime: runtime}, got) })
 		}
+	}
+	for _, runtime := range runtimes {
+		t.Run("stop/"+runtime, func(t *testing.T) {
+			stopsAsTheImageSays(t, &lab{host: h, T: t, runtime: runtime}, "localhost/team/app:7")
+		})
 	}
 	if got := l.ok("image", "ls", "-q"); !strings.Contains(got, "localhost/team/app:7\n") || !strings.Contains(got, "from-dir:latest\n") {
 		t.Errorf("images %q", got)
@@ -198,6 +204,44 @@ func runsAsTheImageSays(t *testing.T, l *lab, ref string) {
 	info, err := l.api.Inspect(t.Context(), id)
 	if err != nil || len(info.Layers) != 2 {
 		t.Errorf("%d layers, %v", len(info.Layers), err)
+	}
+}
+
+// stopsAsTheImageSays: stop sends the STOPSIGNAL of the image, or the one that the creation names,
+// to the entrypoint, which has its time to end. A copy and a sandbox that has slept have it, too.
+func stopsAsTheImageSays(t *testing.T, l *lab, ref string) {
+	const traps = `trap "echo of the image; exit 3" QUIT; trap "echo of the creation; exit 4" RTMIN+3; trap "echo of neither; exit 5" TERM
+echo ready; while :; do sleep 0.1; done`
+	says := func(id, last string) { // bash says, too, that the signal has ended its sleep
+		t.Helper()
+		settles(t, func() error {
+			if out := l.ok("logs", id); !strings.HasPrefix(out, "ready\n") || !strings.HasSuffix(out, last) {
+				return fmt.Errorf("the entrypoint of %s says %q, want %q at last", id, out, last)
+			}
+			return nil
+		})
+	}
+	own := l.make("--stop-signal", "RTMIN+3", ref, "--", "bash", "-c", traps)
+	image := l.make(ref, "--", "bash", "-c", traps)
+	says(own, "ready\n")
+	says(image, "ready\n")
+	stopped := map[string]int{own: 4, image: 3}
+	copied := strings.TrimSpace(l.ok("fork", own, "--name", "stops", "--timeout", "10m"))
+	says(copied, "ready\n")
+	stopped[copied] = 4
+	if l.runtime == "runsc" {
+		l.ok("hibernate", image)
+		l.ok("resume", image)
+	}
+	for id, code := range stopped {
+		start := time.Now()
+		l.ok("stop", "-t", "60", id)
+		if i := l.inspect(id); i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != code || i.Status.Reason != "stopped" ||
+			time.Since(start) > 50*time.Second {
+			t.Errorf("stopped after %v: %+v, code %v; want %d", time.Since(start), i.Status, i.Sandboxd.ExitCode, code)
+		}
+		says(id, map[int]string{3: "of the image\n", 4: "of the creation\n"}[code])
+		l.ok("rm", "-f", id)
 	}
 }
 

@@ -8,6 +8,7 @@ package image
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -152,7 +153,7 @@ func newCommit(p *command.Program) *cobra.Command {
 		Short: "Make an image of the files of a sandbox or a snapshot, and print its digest",
 		Long: `Make an image of the files of a sandbox that runs, is paused or has ended, or of a
 snapshot that is ready. What the sandbox has written becomes a layer over its image.
-Environment, directory, user, ENTRYPOINT and CMD are the image's. Volumes, sockets and
+Environment, directory, user, ENTRYPOINT, CMD and STOPSIGNAL are the image's. Volumes, sockets and
 pipes are left out. A sandbox that runs stands still for a moment. If a sandbox and a
 snapshot have the same name, the sandbox is meant: use the id of the snapshot.`,
 		Example: `  sandboxctl commit lab mine/lab:1
@@ -199,11 +200,19 @@ func newImageInspect(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl image inspect python
   sandboxctl image inspect -f '{{.Config.Cmd}}' python`,
 	}, func(i wire.ImageInspection) command.Fields {
+		config := map[string]any{
+			"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env, "WorkingDir": i.Workdir, "User": i.User, "Labels": i.Labels,
+			"StopSignal": i.StopSignal,
+		}
+		for name, raw := range i.Unused {
+			var v any
+			if json.Unmarshal(raw, &v) == nil {
+				config[name] = v
+			}
+		}
 		return command.Fields{
 			"Id": i.Digest, "RepoTags": []string{i.Name + ":" + i.Tag}, "Created": i.Created.Format(time.RFC3339), "Size": i.Bytes,
-			"Config": map[string]any{
-				"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env, "WorkingDir": i.Workdir, "User": i.User, "Labels": i.Labels,
-			},
+			"Config": config,
 		}
 	}, func(ctx context.Context, cl *client.Client, ref string) (wire.ImageInspection, error) {
 		return cl.Images().Inspect(ctx, ref)

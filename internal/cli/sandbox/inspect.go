@@ -46,7 +46,7 @@ func asDocker(i wire.Inspection) command.Fields {
 			"Restarting": state == "restarting", "OOMKilled": i.Status.Reason == "oom", "ExitCode": code, "Error": i.Status.Message,
 			"ChangedAt": changed,
 		},
-		"Config": map[string]any{"Image": imageOf(i.Sandbox), "Cmd": i.Entrypoint, "Labels": i.Metadata},
+		"Config": map[string]any{"Image": imageOf(i.Sandbox), "Cmd": i.Entrypoint, "Labels": i.Metadata, "StopSignal": info.StopSignal},
 	}
 }
 

@@ -34,6 +34,7 @@ type spec struct {
 	policy                 string
 	entrypoint             string
 	hostname, pull         string
+	stopSignal             string
 	given                  *pflag.FlagSet
 }
 
@@ -76,6 +77,7 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f.StringVarP(&s.hostname, "hostname", "h", "", "host name inside (default: the name of the sandbox, or its id)")
 	f.Bool("help", false, "help for "+cmd.Name()) // cobra's own has -h, too, which is docker's for the host name
 	cmd.SetFlagErrorFunc(flagError)
+	f.StringVar(&s.stopSignal, "stop-signal", "", "signal that stop sends to the entrypoint (default: the image's STOPSIGNAL, or SIGTERM)")
 	f.StringVar(&s.pull, "pull", pullMissing, "pull the image first: always, missing (only if it is not on the daemon's host) or never")
 	command.Choices(cmd, "pull", pullAlways, pullMissing, pullNever)
 	command.Choices(cmd, "runtime", "runsc", "runc")
@@ -111,6 +113,7 @@ func (s *spec) request(image string) (wire.CreateRequest, error) {
 	set(r.Extensions, wire.ExtTmpfs, strings.Join(s.tmpfs, ";"))
 	set(r.Extensions, wire.ExtName, s.name)
 	set(r.Extensions, wire.ExtHostname, s.hostname)
+	set(r.Extensions, wire.ExtStopSignal, s.stopSignal)
 	set(r.Extensions, wire.ExtRuntime, s.runtime)
 	set(r.Extensions, wire.ExtSecurity, s.security)
 	set(r.Extensions, wire.ExtNetwork, s.network)

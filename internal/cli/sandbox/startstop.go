@@ -47,6 +47,9 @@ func newStop(p *command.Program) *cobra.Command {
 	cmd := p.Verb(&cobra.Command{
 		Use:   "stop [-t SECONDS] SANDBOX...",
 		Short: "Stop sandboxes and keep their files until they expire or are removed",
+		Long: `Stop sandboxes and keep their files until they expire or are removed. The entrypoint gets
+SIGTERM, or the signal that --stop-signal of create, or else STOPSIGNAL of the image, names.
+After the seconds of -t all processes are killed.`,
 		Example: `  sandboxctl stop lab
   sandboxctl stop -t 60 lab`,
 	}, func(ctx context.Context, cl *client.Client, id string) error {
@@ -61,7 +64,7 @@ func newStop(p *command.Program) *cobra.Command {
 }
 
 func graceFlag(cmd *cobra.Command, seconds *int) {
-	cmd.Flags().IntVarP(seconds, "time", "t", 10, "seconds to wait after SIGTERM to the entrypoint before all processes are killed")
+	cmd.Flags().IntVarP(seconds, "time", "t", 10, "seconds to wait after the stop signal before all processes are killed")
 }
 
 func newRestart(p *command.Program) *cobra.Command {

@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Routes returns the handlers of a path below /command/, or nil.
@@ -186,7 +187,7 @@ func signal(w http.ResponseWriter, r *http.Request, c *Command) error {
 	if name == "" {
 		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter signal is missing; example: signal=SIGINT")
 	}
-	sig := proc.SignalNumber(name)
+	sig := record.Signal(name)
 	if sig == 0 {
 		return reply.BadRequest("%.32q is not a signal; use a name such as SIGINT, or its number", name)
 	}

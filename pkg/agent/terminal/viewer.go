@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Times of WebSockets.
@@ -230,7 +231,7 @@ func (v *viewer) control(t *terminal, r io.Reader) error {
 	case "stdin":
 		v.write([]byte(f.Data))
 	case "signal":
-		sig := proc.SignalNumber(f.Signal)
+		sig := record.Signal(f.Signal)
 		if sig == 0 {
 			v.fail(agent.PtyInvalidFrame, errors.New("signal: want a name such as SIGINT"))
 			return nil

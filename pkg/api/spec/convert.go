@@ -71,6 +71,7 @@ func Sandbox(r record.Record) wire.Sandbox {
 			Name: r.Spec.Name, Runtime: r.Spec.Runtime, Security: string(r.Spec.Level()),
 			ImageName: ImageName(r.Spec.Image), ImageDigest: r.Spec.Image.Digest,
 			ImageEntrypoint: r.Spec.Image.Config.Entrypoint, ImageCmd: r.Spec.Image.Config.Cmd,
+			StopSignal:  cmp.Or(r.Spec.StopSignal, r.Spec.Image.Config.StopSignal),
 			MemoryBytes: r.Spec.MemoryBytes, CPUMillis: r.Spec.CPUMillis, Pids: r.Spec.Pids, DiskBytes: r.Spec.DiskBytes,
 			CPUShares: r.Spec.CPUShares, ShmBytes: r.Spec.ShmBytes, LogBytes: r.Spec.LogBytes, ReadOnly: r.Spec.ReadOnly,
 			IOReadBps: r.Spec.IOReadBps, IOWriteBps: r.Spec.IOWriteBps, IOReadIOPS: r.Spec.IOReadIOPS, IOWriteIOPS: r.Spec.IOWriteIOPS,
@@ -112,7 +113,7 @@ func (o *Offer) Notes(r *record.Record) (notes []string) {
 	if r.Spec.ImageNote != "" {
 		notes = append(notes, r.Spec.ImageNote)
 	}
-	for _, n := range r.Spec.Image.Config.Notes() {
+	if n := r.Spec.Image.Config.Foreign(); n != "" {
 		notes = append(notes, fmt.Sprintf("image %s: %s", ImageName(r.Spec.Image), n))
 	}
 	if r.Pool.Miss != "" {
@@ -231,7 +232,7 @@ func Inspect(r record.Record) wire.Inspection {
 func Image(i record.Image, aliases []string) wire.ImageInfo {
 	return wire.ImageInfo{
 		Name: i.Name, Tag: i.Tag, Digest: i.Digest, Bytes: i.Bytes, Created: i.Created.UTC().Truncate(time.Second), Aliases: aliases,
-		Notes: i.Config.Notes(),
+		Notes: i.Notes(),
 	}
 }
 
@@ -240,7 +241,8 @@ func InspectImage(i record.Image, aliases []string) wire.ImageInspection {
 	return wire.ImageInspection{
 		ImageInfo: Image(i, aliases), Layers: i.Layers, Sources: i.Sources,
 		Env: i.Config.Env, Workdir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels,
-		Entrypoint: i.Config.Entrypoint, Cmd: i.Config.Cmd,
+		Entrypoint: i.Config.Entrypoint, Cmd: i.Config.Cmd, StopSignal: i.Config.StopSignal, Platform: i.Config.Platform,
+		Unused: i.Unused,
 	}
 }
 

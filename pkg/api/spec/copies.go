@@ -37,6 +37,9 @@ func recall(spec *record.Spec, req *wire.CreateRequest, was *record.Spec) {
 	if len(req.Entrypoint) == 0 || slices.Equal(req.Entrypoint, clientsDefault()) {
 		spec.Entrypoint, spec.Literal = was.Entrypoint, was.Literal
 	}
+	if !stated(req, wire.ExtStopSignal) {
+		spec.StopSignal = was.StopSignal
+	}
 	if !stated(req, wire.ExtReadOnly) {
 		spec.ReadOnly = was.ReadOnly
 	}

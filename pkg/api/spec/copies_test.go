@@ -42,7 +42,7 @@ func copied() record.Spec {
 		Idle:    record.Idle{After: time.Minute, Action: record.IdlePause},
 		Request: record.Request{Key: "k"}, ResourceLimits: map[string]string{"memory": "256Mi", "cpu": "0.5"},
 		Platform: map[string]string{"os": "linux"}, Extensions: map[string]string{"other": "x"},
-		Pool: "py",
+		Pool: "py", StopSignal: "SIGQUIT",
 		Fork: record.Fork{ID: "fork-x", Source: "t", Count: 1, Index: 1, Vault: true},
 	}
 }
@@ -82,7 +82,7 @@ func takes(t *testing.T, got, source, other record.Spec, taken ...string) {
 }
 
 // restored is what a sandbox that begins with the memory of another one has of it.
-var restored = []string{"Runtime", "Security", "Entrypoint", "Literal", "ReadOnly", "Tmpfs", "Prestart", "Volumes", "Inspect"}
+var restored = []string{"Runtime", "Security", "Entrypoint", "Literal", "StopSignal", "ReadOnly", "Tmpfs", "Prestart", "Volumes", "Inspect"}
 
 func TestForkedTakesOver(t *testing.T) {
 	o := copyOffer()
@@ -119,6 +119,7 @@ func TestForkedStates(t *testing.T) {
 		Extensions: map[string]string{
 			wire.ExtName: "try", wire.ExtTimeout: "90s", wire.ExtReadOnly: "false", wire.ExtTmpfs: "/y:size=1m", wire.ExtRestart: "no",
 			wire.ExtReadyPort: "81", wire.ExtHostname: "host", wire.ExtOneShot: "true",
+			wire.ExtStopSignal: "INT",
 		},
 	}}
 	copies, memory, err := copyOffer().Forked(req, &record.Record{Spec: source}, false)
@@ -137,7 +138,7 @@ func TestForkedStates(t *testing.T) {
 				"limits.ShmBytes": int64(16 << 20), "limits.LogBytes": int64(4 << 20),
 				"Env":    map[string]string{"A": "other", "B": "2", "C": "3"},
 				"Labels": map[string]string{"team": "b", "x": "y", "more": "z"}, "Timeout": 90 * time.Second, "ReadOnly": false,
-				"Restart": record.Restart{Policy: record.RestartNo}, "Hostname": "host", "OneShot": true,
+				"Restart": record.Restart{Policy: record.RestartNo}, "Hostname": "host", "OneShot": true, "StopSignal": "INT",
 				"Policy": record.PolicyUse{}, "Extensions": req.Overrides.Extensions,
 			}[name]
 			if stated && !reflect.DeepEqual(is, want) {

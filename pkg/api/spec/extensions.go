@@ -53,6 +53,12 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			spec.ImageCommand, err = extBool(k, v)
 		case wire.ExtHostname:
 			spec.Hostname, err = v, checkHostname(v)
+		case wire.ExtStopSignal:
+			spec.StopSignal = v
+			if record.Signal(v) == 0 {
+				err = httperr.Invalid("extension %s %q: want a signal: a name, such as SIGQUIT, QUIT or RTMIN+3, or a number from 1 to 64",
+					k, httperr.Clip(v, 40))
+			}
 		case wire.ExtReadOnly:
 			spec.ReadOnly, err = extBool(k, v)
 		case wire.ExtTmpfs:
@@ -72,11 +78,10 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 		default:
 			if strings.HasPrefix(k, "sandboxd.") {
 				err = httperr.Invalid(
-					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, security, network, allow, rules, "+
-						"policy, timeout, oneshot, idle, memory, image-command, literal, readonly, tmpfs, prestart, publish, "+
-						"restart, ready.cmd, ready.port, ready.interval, ready.timeout, ready.retries, ready.start-period, "+
-						"idle.after and idle.action, each "+
-						"after \"sandboxd.\"",
+					"extension %q is unknown; the extensions of sandboxd are name, hostname, stop-signal, runtime, security, "+
+						"network, allow, rules, policy, timeout, oneshot, idle, memory, image-command, literal, readonly, tmpfs, "+
+						"prestart, publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, ready.retries, "+
+						"ready.start-period, idle.after and idle.action, each after \"sandboxd.\"",
 					httperr.Clip(k, 60))
 			} else if len(k)+len(v) > 4096 {
 				err = httperr.Invalid("extension %q is longer than 4096 bytes", httperr.Clip(k, 60))

@@ -185,7 +185,7 @@ func FuzzValues(f *testing.F) {
 var extensions = []string{
 	wire.ExtName, wire.ExtHostname, wire.ExtTmpfs, wire.ExtPublish, wire.ExtPrestart, wire.ExtRestart, wire.ExtReadyCmd, wire.ExtReadyPort,
 	wire.ExtReadyInterval, wire.ExtReadyTimeout, wire.ExtReadyRetries, wire.ExtReadyStartPeriod, wire.ExtRenew, wire.ExtNetwork,
-	wire.ExtAllow, wire.ExtTimeout, wire.ExtOneShot, wire.ExtRuntime,
+	wire.ExtAllow, wire.ExtTimeout, wire.ExtOneShot, wire.ExtRuntime, wire.ExtStopSignal,
 }
 
 // FuzzExtensions: the value of an extension is refused, or what it says is within its
@@ -194,6 +194,7 @@ func FuzzExtensions(f *testing.F) {
 	for i, v := range []string{
 		"lab", "lab.local", "/tmp:size=64m,mode=1777;/run:exec", "8080:80,0.0.0.0:443:443/tcp,[::1]:1:2", "python, bash", "on-failure:3",
 		"test -e /tmp/ready", "80", "1s", "100ms", "3", "0", "3600", "rules", "203.0.113.0/24:443/tcp, 1.1.1.1", "90s", "true", "runc",
+		"SIGRTMIN+3",
 	} {
 		f.Add(uint8(i), v)
 	}
@@ -216,6 +217,9 @@ func FuzzExtensions(f *testing.F) {
 			return
 		}
 		kept(t, s)
+		if n := s.StopWith(); n < 1 || n > 64 || key == wire.ExtStopSignal && s.StopSignal != v {
+			t.Fatalf("%q is stopped with %d", v, n)
+		}
 		for _, m := range s.Tmpfs {
 			if !path.IsAbs(m.Path) || path.Clean(m.Path) != m.Path || m.Bytes > s.MemoryBytes || m.Bytes < minTmpfs || m.Mode > 0o1777 {
 				t.Fatalf("%q mounts %+v", v, m)

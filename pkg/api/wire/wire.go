@@ -68,6 +68,9 @@ const (
 	ExtLiteral = "sandboxd.literal"
 	// ExtHostname is what the sandbox is called inside; default: its name, or its id.
 	ExtHostname = "sandboxd.hostname"
+	// ExtStopSignal is what stop sends to the entrypoint: a name, as SIGQUIT, QUIT or RTMIN+3,
+	// or a number; default: that of the image, or SIGTERM.
+	ExtStopSignal = "sandboxd.stop-signal"
 	// ExtImageCommand "true": the sandbox runs the image's ENTRYPOINT, with Entrypoint as
 	// its arguments or else with the image's CMD.
 	ExtImageCommand = "sandboxd.image-command"
@@ -260,6 +263,7 @@ type Info struct {
 	// What the image runs by itself; absent: nothing, or the image is not here yet.
 	ImageEntrypoint []string `json:"imageEntrypoint,omitempty"`
 	ImageCmd        []string `json:"imageCmd,omitempty"`
+	StopSignal      string   `json:"stopSignal,omitempty"` // to the entrypoint; absent: SIGTERM
 }
 
 // PublishedPort is a port of a sandbox that is served at an address of the host. (ours)
@@ -414,6 +418,10 @@ type ImageInspection struct {
 	// What it runs by itself.
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
+	StopSignal string   `json:"stopSignal,omitempty"` // as the image says it
+	Platform   string   `json:"platform,omitempty"`   // as linux/arm64; absent: that of the host
+	// Unused are the fields of its config that sandboxd does not use, by docker's names.
+	Unused map[string]json.RawMessage `json:"unused,omitempty"`
 }
 
 // PullRequest is the body of POST /images/pull, which is answered by

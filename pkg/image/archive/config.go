@@ -2,6 +2,7 @@ package archive
 
 import (
 	"encoding/json"
+	"maps"
 	"path"
 	"regexp"
 	"runtime"
@@ -25,10 +26,32 @@ type document struct {
 		Env              []string
 		Entrypoint, Cmd  words
 		Labels           map[string]string
+		StopSignal       string
+		unused
 	} `json:"config"`
 	RootFS struct {
 		DiffIDs []v1.Hash `json:"diff_ids"`
 	} `json:"rootfs"`
+}
+
+// unused are the fields that sandboxd does not use. docs/compatibility.md has all fields.
+type unused struct {
+	ExposedPorts, Healthcheck, OnBuild, Shell, Volumes json.RawMessage
+}
+
+// given are those that an image has.
+func (u unused) given() map[string]json.RawMessage {
+	all := map[string]json.RawMessage{
+		"ExposedPorts": u.ExposedPorts, "Healthcheck": u.Healthcheck, "OnBuild": u.OnBuild, "Shell": u.Shell, "Volumes": u.Volumes,
+	}
+	maps.DeleteFunc(all, func(_ string, v json.RawMessage) bool {
+		switch string(v) {
+		case "", "null", "{}", "[]":
+			return true
+		}
+		return false
+	})
+	return all
 }
 
 // words are a list, or one word that some programs write without its list; docker takes both.
@@ -56,7 +79,8 @@ func configOf(b []byte) (Config, error) {
 	out := Config{Config: record.ImageConfig{
 		Env: variables(c.Config.Env), Workdir: path.Clean("/" + c.Config.WorkingDir), User: c.Config.User,
 		Labels: c.Config.Labels, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, Platform: platform,
-	}}
+		StopSignal: c.Config.StopSignal,
+	}, Unused: c.Config.given()}
 	if slices.Equal(c.Config.Entrypoint, words{""}) { // `ENTRYPOINT [""]` of a Dockerfile takes back that of the base
 		out.Config.Entrypoint = nil
 	}

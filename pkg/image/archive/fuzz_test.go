@@ -173,6 +173,7 @@ func FuzzDocument(f *testing.F) {
 	f.Add([]byte(`{"os":"linux","config":{"Env":["A=1"],"WorkingDir":"/a/../b","User":"1:1","Entrypoint":["sh"],"Labels":{"a":"b"}},` +
 		`"rootfs":{"type":"layers","diff_ids":["` + digest + `"]}}`))
 	f.Add([]byte(`{"architecture":"aarch64","variant":"v8","config":{"Env":["A","=","B=="],"Entrypoint":"sh","Cmd":null,"Labels":{"":""}}}`))
+	f.Add([]byte(`{"config":{"StopSignal":"QUIT","Healthcheck":{"Test":["CMD","<b>"]},"ExposedPorts":{},"Volumes":{"/x":{}},"Shell":null}}`))
 	f.Add([]byte(`{"os":"windows","architecture":"` + strings.Repeat("x", 5000) + `"}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		checkConfig(t, b)

@@ -22,6 +22,8 @@ type Plan struct {
 	Layers []Layer            `json:"layers"` // lowest first; none: an image without files
 	Config record.ImageConfig `json:"config"`
 	Tags   []string           `json:"tags"` // the names in the archive; often none
+	// Unused are the fields of the config that a sandbox does not take over: see record.Image.
+	Unused map[string]json.RawMessage `json:"unused,omitempty"`
 }
 
 // Layer is one layer of an archive.
@@ -186,7 +188,7 @@ func (m *members) finish(p *Plan, config []byte) error {
 	if len(p.Tags) > 100 {
 		p.Tags = p.Tags[:100]
 	}
-	p.Config = c.Config
+	p.Config, p.Unused = c.Config, c.Unused
 	return nil
 }
 

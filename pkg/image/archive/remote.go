@@ -37,8 +37,9 @@ type Manifest struct {
 
 // Config is the content of the config of an image.
 type Config struct {
-	DiffIDs []string           `json:"diffIDs"` // lowest first
-	Config  record.ImageConfig `json:"config"`
+	DiffIDs []string                   `json:"diffIDs"` // lowest first
+	Config  record.ImageConfig         `json:"config"`
+	Unused  map[string]json.RawMessage `json:"unused,omitempty"` // see record.Image
 }
 
 // Plan joins the two. Where the layers lie, and whether they are compressed, is not
@@ -47,7 +48,7 @@ func (m Manifest) Plan(c Config) (Plan, error) {
 	if n := len(c.DiffIDs); n != len(m.Layers) || n > MaxLayers {
 		return Plan{}, layerCount(n, len(m.Layers))
 	}
-	p := Plan{Config: c.Config}
+	p := Plan{Config: c.Config, Unused: c.Unused}
 	for i, l := range m.Layers {
 		p.Layers = append(p.Layers, Layer{Span: Span{Size: l.Size}, DiffID: c.DiffIDs[i], Digest: l.Digest})
 	}

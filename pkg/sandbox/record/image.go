@@ -2,10 +2,12 @@ package record
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -36,11 +38,25 @@ func (c ImageConfig) Machine() (architecture, variant string) {
 	return cmp.Or(architecture, runtime.GOARCH), variant
 }
 
+// Foreign says, for people, that an image is for another machine; empty: it is not.
+func (c ImageConfig) Foreign() string {
+	if c.Platform == "" {
+		return ""
+	}
+	return fmt.Sprintf("it is for %s, and this host is linux/%s: its programs do not start here", c.Platform, runtime.GOARCH)
+}
+
 // Notes say, for people, what an image asks for and does not get on this host.
-func (c ImageConfig) Notes() (notes []string) {
-	if c.Platform != "" {
-		notes = append(notes, fmt.Sprintf("it is for %s, and this host is linux/%s: its programs do not start here", c.Platform,
-			runtime.GOARCH))
+func (i Image) Notes() (notes []string) {
+	if n := i.Config.Foreign(); n != "" {
+		notes = append(notes, n)
+	}
+	if s := i.Config.StopSignal; s != "" && Signal(s) == 0 {
+		notes = append(notes, fmt.Sprintf("its STOPSIGNAL %.40q is no signal: stop sends SIGTERM", s))
+	}
+	var check struct{ Test []string }
+	if raw := i.Unused["Healthcheck"]; raw != nil && (json.Unmarshal(raw, &check) != nil || !slices.Equal(check.Test, []string{"NONE"})) {
+		notes = append(notes, "its HEALTHCHECK is not run: --health-cmd of create and run gives a sandbox one")
 	}
 	return notes
 }

@@ -84,7 +84,7 @@ func TestUnfit(t *testing.T) {
 var bound = []string{
 	"ImageURI", "ImageNote", "Env", "Entrypoint", "Literal", "ImageCommand", "Labels", "Timeout", "OneShot", "Network", "Publish",
 	"SecureAccess", "Restart", "Ready", "Request", "ResourceLimits", "Platform", "Extensions", "NetworkPolicy", "Policy", "Pool",
-	"Idle",
+	"Idle", "StopSignal",
 	"Memory", "Fork", // with a Snapshot only
 }
 

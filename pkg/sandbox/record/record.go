@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/base32"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -222,10 +223,12 @@ type Spec struct {
 	Inspect bool      `json:"inspect,omitempty"`
 	Publish []Publish `json:"publish,omitempty"`
 	// SecureAccess makes every listener require the tokens of its ports.
-	SecureAccess bool    `json:"secureAccess,omitempty"`
-	Restart      Restart `json:"restart,omitzero"`
-	Ready        Probe   `json:"ready,omitzero"`
-	Idle         Idle    `json:"idle,omitzero"`
+	SecureAccess bool `json:"secureAccess,omitempty"`
+	// StopSignal asks the entrypoint to end, in place of the image's: see StopWith.
+	StopSignal string  `json:"stopSignal,omitempty"`
+	Restart    Restart `json:"restart,omitzero"`
+	Ready      Probe   `json:"ready,omitzero"`
+	Idle       Idle    `json:"idle,omitzero"`
 
 	Request Request `json:"request,omitzero"`
 
@@ -254,7 +257,7 @@ func (s *Spec) Away() bool { return s.ImageURI != "" && s.Snapshot == "" && len(
 // has asked for the image's own command, that becomes the entrypoint, which is never split
 // into words; TakeImage is false if there is none.
 func (s *Spec) TakeImage(i Image) bool {
-	i.Config.Labels = nil // they are the image's; no record of a sandbox repeats them
+	i.Config.Labels, i.Unused = nil, nil // they are the image's; no record of a sandbox repeats them
 	s.Image = i
 	if !s.ImageCommand {
 		return true
@@ -406,6 +409,9 @@ type Image struct {
 	// Sources are the digests that the registry it was pulled from has for it: of its
 	// index, if there is one, and of its manifest.
 	Sources []string `json:"sources,omitempty"`
+	// Unused are the fields of its config that sandboxd does not use, by docker's names, for
+	// people and exports. No record of a sandbox has them.
+	Unused map[string]json.RawMessage `json:"unused,omitempty"`
 }
 
 // Ref is name:tag.
@@ -420,6 +426,8 @@ type ImageConfig struct {
 	// What the image runs by itself, for a Spec with ImageCommand only.
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"` // its default arguments, or the program
+	// StopSignal is as the image says it, perhaps no signal; empty: SIGTERM. See Spec.StopWith.
+	StopSignal string `json:"stopSignal,omitempty"`
 	// Platform, as linux/arm64, is that of an image for another machine than this host; empty:
 	// it is for this one.
 	Platform string `json:"platform,omitempty"`

@@ -63,6 +63,8 @@ func Image(t testing.TB, layers ...[]byte) v1.Image {
 	c.Config = v1.Config{
 		Env: []string{"PATH=/bin", "A=from image"}, WorkingDir: "/srv/app", User: "1000:1000",
 		Labels: map[string]string{"team": "a"}, Entrypoint: []string{"/bin/app", "-v"}, Cmd: []string{"serve"},
+		StopSignal: "SIGQUIT", ExposedPorts: map[string]struct{}{"80/tcp": {}}, Volumes: map[string]struct{}{"/data": {}},
+		Healthcheck: &v1.HealthConfig{Test: []string{"CMD", "true"}, Retries: 3}, OnBuild: []string{"RUN x"}, Shell: []string{"/bin/ash"},
 	}
 	img, err = mutate.ConfigFile(img, c)
 	must(t, err)
