@@ -78,7 +78,7 @@ func stateOf(sb wire.Sandbox) string {
 	switch {
 	case st.State == wire.Failed, st.State == wire.Terminated:
 		if sb.Sandboxd != nil && sb.Sandboxd.ExitCode != nil {
-			return fmt.Sprintf("%s (%s, code %d)", st.State, st.Reason, *sb.Sandboxd.ExitCode)
+			return fmt.Sprintf("%s (%s), code %d", st.State, st.Reason, *sb.Sandboxd.ExitCode)
 		}
 		return fmt.Sprintf("%s (%s)", st.State, st.Reason)
 	case sb.Sandboxd != nil && sb.Sandboxd.HibernatedBytes > 0:
