@@ -290,6 +290,10 @@ func TestOddPlans(t *testing.T) {
 		"docker: two names": {member(docker, "manifest.json", func(s string) string {
 			return regexp.MustCompile(`"RepoTags":\["[^"]*"\]`).ReplaceAllString(s, `"RepoTags":["x:1","x:2"]`)
 		}), "x:1 x:2", ""},
+		"docker: three entries": {member(docker, "manifest.json", func(s string) string {
+			one := s[1 : len(s)-1]
+			return "[" + one + "," + replace("x:1", "y:2")(one) + "," + replace("x:1", "z:3")(one) + "]"
+		}), "x:1 y:2 z:3", ""},
 		"oci: an entry for each name": {member(oci, "index.json", twice(replace("from-oci:1", "from-oci:2"))), "from-oci:1 from-oci:2", ""},
 		"oci: an attestation": {
 			member(oci, "index.json", twice(replace(`"annotations"`, `"platform":{"os":"unknown","architecture":"unknown"},"annotations"`))),
@@ -344,6 +348,73 @@ func TestOddPlans(t *testing.T) {
 	if p, err := plan(two); err != nil || p.Config.User != "1000:1000" { // both are the same manifest
 		t.Errorf("listed for two machines: %+v, %v", p, err)
 	}
+}
+
+// TestLongLists: lists that repeat an image are read in a time that grows with their length only,
+// or refused.
+func TestLongLists(t *testing.T) {
+	img := at.Image(t, at.Tar(t, at.File("a")))
+	docker := func(change func(entry string) string) []byte {
+		return at.Edit(t, at.Docker(t, img, "x:1"), func(h *tar.Header, c []byte) (*tar.Header, []byte) {
+			if h.Name == "manifest.json" {
+				c = bytes.TrimSpace(c)
+				c = []byte("[" + change(string(c[1:len(c)-1])) + "]")
+			}
+			return h, c
+		})
+	}
+	times := func(n int) func(string) string {
+		return func(entry string) string { return strings.Join(slices.Repeat([]string{entry}, n), ",") }
+	}
+	if p, err := plan(docker(times(maxListed))); err != nil || len(p.Layers) != 1 {
+		t.Errorf("%d equal entries: %+v, %v", maxListed, p, err)
+	}
+	many := docker(func(string) string { return times(100_000)("{}") })
+	if p, err := plan(many); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "lists 100000 images") {
+		t.Errorf("100,000 equal entries: %+v, %v", p, err)
+	}
+	other := docker(func(entry string) string { return times(3)(entry) + `,{"Config":"b","RepoTags":["y:2"]}` })
+	if p, err := plan(other); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "holds 2 images") {
+		t.Errorf("one that differs: %+v, %v", p, err)
+	}
+	// One large index, which another lists again and again.
+	var index []byte
+	var hash v1.Hash
+	b := at.Edit(t, at.OCI(t, img), func(h *tar.Header, c []byte) (*tar.Header, []byte) {
+		switch h.Name {
+		case "index.json":
+			index = append(slices.Clone(c), bytes.Repeat([]byte(" "), 1<<20)...)
+			var err error
+			if hash, _, err = v1.SHA256(bytes.NewReader(index)); err != nil {
+				t.Fatal(err)
+			}
+			entry := fmt.Sprintf(`{"mediaType":"application/vnd.oci.image.index.v1+json","digest":"%s","size":%d}`, hash, len(index))
+			c = []byte(`{"schemaVersion":2,"manifests":[` + times(maxListed)(entry) + `]}`)
+		case "oci-layout": // comes after it
+			h.Name, c = blobName(hash), index
+		}
+		return h, c
+	})
+	read := &counted{r: bytes.NewReader(b)}
+	p, err := planOf(read, int64(len(b)), nil)
+	if err != nil || len(p.Layers) != 1 || len(p.Tags) != 1 || p.Tags[0] != "from-oci:1" {
+		t.Errorf("%d times an index: %+v, %v", maxListed, p, err)
+	}
+	if read.n > 4<<20 {
+		t.Errorf("of an archive of %d bytes, %d were read", len(b), read.n)
+	}
+}
+
+// counted counts the bytes that are read.
+type counted struct {
+	r io.ReaderAt
+	n int
+}
+
+func (c *counted) ReadAt(p []byte, at int64) (int, error) {
+	n, err := c.r.ReadAt(p, at)
+	c.n += n
+	return n, err
 }
 
 var digestOf = regexp.MustCompile(`"digest":"sha256:[0-9a-f]{64}"`)

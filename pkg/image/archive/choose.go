@@ -12,6 +12,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
+// maxListed bounds how many images a manifest.json or an index may list. Each may cost a look at a
+// document, and a comparison with all others.
+const maxListed = 1000
+
 // found is a manifest of an OCI layout, with the names that its index has for it.
 type found struct {
 	desc  v1.Descriptor
@@ -27,10 +31,11 @@ func (m *members) choose(index []byte) (found, error) {
 		return found{}, err
 	}
 	var all []found
+	chosen := map[v1.Hash]v1.Descriptor{}
 	for _, d := range top {
 		if d.MediaType.IsIndex() {
 			names := namesIn(d)
-			if d, err = m.best(d, 0); err != nil {
+			if d, err = m.best(d, chosen, 0); err != nil {
 				return found{}, err
 			}
 			all = append(all, found{d, append(names, namesIn(d)...)})
@@ -67,8 +72,8 @@ func parseIndex(b []byte) (list []v1.Descriptor, err error) {
 	if err != nil {
 		return nil, errs.Wrap(err, errs.Invalid, "an index of the archive cannot be read")
 	}
-	if len(im.Manifests) > 1000 {
-		return nil, errs.New(errs.Invalid, "an index of the archive lists %d images", len(im.Manifests))
+	if n := len(im.Manifests); n > maxListed {
+		return nil, errs.New(errs.Invalid, "an index of the archive lists %d images; at most %d are read", n, maxListed)
 	}
 	for _, d := range im.Manifests {
 		about := !isConfig(types.MediaType(d.ArtifactType)) || d.Annotations["vnd.docker.reference.type"] != "" ||
@@ -89,8 +94,12 @@ func namesIn(d v1.Descriptor) (names []string) {
 	return names
 }
 
-// best is the manifest for this machine in the index that d describes.
-func (m *members) best(d v1.Descriptor, depth int) (best v1.Descriptor, err error) {
+// best is the manifest for this machine in the index that d describes. chosen has those of the
+// indexes before, so that none is read twice.
+func (m *members) best(d v1.Descriptor, chosen map[v1.Hash]v1.Descriptor, depth int) (best v1.Descriptor, err error) {
+	if best, ok := chosen[d.Digest]; ok {
+		return best, nil
+	}
 	if depth > 3 {
 		return best, errs.New(errs.Invalid, "indexes of the archive are nested too deeply")
 	}
@@ -106,8 +115,9 @@ func (m *members) best(d v1.Descriptor, depth int) (best v1.Descriptor, err erro
 		return best, errs.New(errs.Invalid, "an index of the archive lists no image")
 	}
 	if best, err = m.forHere(list); err == nil && best.MediaType.IsIndex() {
-		return m.best(best, depth+1)
+		best, err = m.best(best, chosen, depth+1)
 	}
+	chosen[d.Digest] = best // after an error, none is asked for again
 	return best, err
 }
 

@@ -79,26 +79,29 @@ func (m *members) dockerPlan() (p Plan, config []byte, err error) {
 	if err := json.Unmarshal(b, &all); err != nil {
 		return p, nil, errs.Wrap(err, errs.Invalid, "manifest.json of the archive cannot be read")
 	}
-	// Some programs repeat an image for each of its names.
-	for i := 1; i < len(all); i++ {
-		if all[i].Config == all[0].Config && slices.Equal(all[i].Layers, all[0].Layers) {
-			all[0].RepoTags = append(all[0].RepoTags, all[i].RepoTags...)
-			all = slices.Delete(all, i, i+1)
-			i--
+	if len(all) > maxListed {
+		return p, nil, errs.New(errs.Invalid, "manifest.json of the archive lists %d images; at most %d are read", len(all), maxListed)
+	}
+	var images tarball.Manifest
+	for i, d := range all { // some programs repeat an image for each of its names
+		if i > 0 && d.Config == images[0].Config && slices.Equal(d.Layers, images[0].Layers) {
+			images[0].RepoTags = append(images[0].RepoTags, d.RepoTags...)
+		} else {
+			images = append(images, d)
 		}
 	}
-	if len(all) != 1 {
+	if len(images) != 1 {
 		var names []string
-		for _, d := range all[:min(len(all), 5)] {
+		for _, d := range images[:min(len(images), 5)] {
 			names = append(names, strings.Join(d.RepoTags, "="))
 		}
-		return p, nil, severalImages(len(all), names)
+		return p, nil, severalImages(len(images), names)
 	}
-	p.Tags = all[0].RepoTags
-	if config, err = m.read(all[0].Config); err != nil {
+	p.Tags = images[0].RepoTags
+	if config, err = m.read(images[0].Config); err != nil {
 		return p, nil, err
 	}
-	for _, name := range all[0].Layers {
+	for _, name := range images[0].Layers {
 		s, err := m.find(name)
 		if err != nil {
 			return p, nil, err
