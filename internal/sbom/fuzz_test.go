@@ -18,6 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/tarball/tartest"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	imports "github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 )
 
 // FuzzStatus: a package that is read has the name, the version and the architecture that
@@ -127,6 +128,7 @@ func FuzzLayers(f *testing.F) {
 	f.Add(lower, layerOf(f, file("lib/.wh..wh..opq", ""), hard("lib/d.egg-info", "lib/e"), egg("lib/e", "4")))
 	f.Add(lower, layerOf(f, link("lib", "/etc"), file(".wh..wh..opq", "")))
 	f.Add(lower, layerOf(f, dir("lib/a.egg-info"), egg("lib/a.egg-info/PKG-INFO", "5"), link("lib/sub", "x")))
+	f.Add(lower, layerOf(f, node(tar.TypeFifo, "lib"), node(tar.TypeChar, "lib/a.egg-info/x"), hard("lib/sub", "dev/x"), link(".", "x")))
 	f.Fuzz(func(t *testing.T, lower, upper []byte) {
 		got := newFiles()
 		want := map[string]bool{} // names to whether the file says something
@@ -180,13 +182,17 @@ func plain(b []byte, files map[string]bool) {
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			continue
 		}
-		name := path.Clean(h.Name)
+		name, err := cleanName(h.Name)
+		if err != nil || imports.Ignored(name) {
+			continue
+		}
 		switch dir, base := path.Split(name); {
 		case base == ".wh..wh..opq":
 			remove(path.Clean(dir), false)
 		case strings.HasPrefix(base, ".wh..wh."):
 		case strings.HasPrefix(base, ".wh."):
 			remove(path.Join(dir, strings.TrimPrefix(base, ".wh.")), true)
+		case imports.LeftOut(h):
 		default:
 			own = append(own, change{name, h})
 			continue

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	imports "github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 )
 
 // kind is what a file of an image says.
@@ -197,7 +198,7 @@ func (fs *files) add(open func() io.ReadCloser) error {
 	return nil
 }
 
-// eachEntry calls do with the entries of a tar, by clean names.
+// eachEntry calls do with the entries of a tar that an import does not ignore, by clean names.
 func eachEntry(open func() io.ReadCloser, do func(name string, h *tar.Header, content io.Reader) error) error {
 	r := open()
 	defer r.Close()
@@ -220,6 +221,9 @@ func eachEntry(open func() io.ReadCloser, do func(name string, h *tar.Header, co
 		name, err := cleanName(h.Name)
 		if err != nil {
 			return err
+		}
+		if imports.Ignored(name) {
+			continue
 		}
 		if err := do(name, h, tr); err != nil {
 			return err
@@ -255,6 +259,9 @@ func (l *layer) entry(name string, h *tar.Header, content io.Reader) error {
 	}
 	if base := path.Base(name); strings.HasPrefix(base, whiteoutPrefix) {
 		return l.whiteout(path.Dir(name), base)
+	}
+	if imports.LeftOut(h) { // what was there by this name stays
+		return nil
 	}
 	_, file := l.lower.said[name]
 	if h.Typeflag != tar.TypeDir && l.lower.above[name] > 0 || file {

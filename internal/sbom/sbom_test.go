@@ -48,6 +48,12 @@ func link(name, to string) entry {
 func hard(name, to string) entry {
 	return entry{tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: to}, ""}
 }
+
+// node is a pipe or a device.
+func node(kind byte, name string) entry {
+	return entry{tar.Header{Typeflag: kind, Name: name, Devmajor: 1, Devminor: 3}, ""}
+}
+
 func dir(name string) entry { return entry{tar.Header{Typeflag: tar.TypeDir, Name: name}, ""} }
 
 type entry struct {
@@ -203,8 +209,19 @@ func TestWhiteouts(t *testing.T) {
 		"of a tree, then a file": {
 			[]entry{egg("lib/new.egg-info/PKG-INFO/x.egg-info", "2"), egg("lib/new.egg-info", "2")}, "a@1 b@1 c@1 new@2",
 		},
-		"an absolute name": {[]entry{egg("/lib/../lib/a.egg-info", "2")}, "a@2 b@1 c@1"},
-		"the last of two":  {[]entry{egg("lib/a.egg-info", "2"), egg("lib/a.egg-info", "3")}, "a@3 b@1 c@1"},
+		"a pipe in place of one":      {[]entry{node(tar.TypeFifo, "lib/a.egg-info")}, "a@1 b@1 c@1"},
+		"a device in place of a tree": {[]entry{node(tar.TypeBlock, "lib"), node(tar.TypeChar, "lib/sub")}, "a@1 b@1 c@1"},
+		"a pipe after a new one":      {[]entry{egg("lib/d.egg-info", "2"), node(tar.TypeFifo, "lib/d.egg-info")}, "a@1 b@1 c@1 d@2"},
+		"a pipe that needs a tree":    {[]entry{node(tar.TypeFifo, "lib/a.egg-info/pipe")}, "b@1 c@1"},
+		"a whiteout that is a pipe":   {[]entry{node(tar.TypeFifo, "lib/.wh.sub")}, "a@1 b@1"},
+		"links to what is left out": {
+			[]entry{hard("lib/a.egg-info", "/dev/x"), hard("lib/b.egg-info", ".wh..wh.plnk/1.2"), hard("lib/sub", "proc/x")}, "a@1 b@1 c@1",
+		},
+		"the root as a link":   {[]entry{link(".", "/etc"), node(tar.TypeFifo, ".")}, "a@1 b@1 c@1"},
+		"of aufs, at the root": {[]entry{egg(".wh..wh.plnk/d.egg-info", "2"), file(".wh..wh.aufs", "")}, "a@1 b@1 c@1"},
+		"below dev and proc":   {[]entry{egg("dev/d.egg-info", "2"), egg("/proc/e.egg-info", "2")}, "a@1 b@1 c@1"},
+		"an absolute name":     {[]entry{egg("/lib/../lib/a.egg-info", "2")}, "a@2 b@1 c@1"},
+		"the last of two":      {[]entry{egg("lib/a.egg-info", "2"), egg("lib/a.egg-info", "3")}, "a@3 b@1 c@1"},
 	} {
 		i, err := imageOf(t, lower, layerOf(t, append([]entry{file("upper", "")}, c.upper...)...))
 		if err != nil {

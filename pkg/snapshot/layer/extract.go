@@ -100,7 +100,7 @@ func (x *extractor) extract(r io.Reader) error {
 		if err != nil {
 			return err
 		}
-		if name == "." || madeByRuntime(name) || ofAufs(name) {
+		if Ignored(name) {
 			continue
 		}
 		if err := x.entry(name, h, tr); err != nil {
@@ -165,6 +165,27 @@ func (x *extractor) cleanName(name string) (string, error) {
 	return clean, nil
 }
 
+// Ignored reports whether an import ignores the entries of a name, which is clean: the root is
+// there, the runtime makes its own files, and aufs' have no meaning.
+func Ignored(name string) bool { return name == "." || unwanted(name) }
+
+// LeftOut reports whether an import makes nothing of an entry but the directories above it. As
+// what is below dev, devices and pipes are left out: no guest may use a device that an image
+// brings, and a commit keeps no pipe. So is a hard link to what is ignored.
+func LeftOut(h *tar.Header) bool {
+	switch h.Typeflag {
+	case tar.TypeChar: // 0:0 is how overlayfs spells a whiteout; an image's tar has another word for it
+		return h.Devmajor != 0 || h.Devminor != 0
+	case tar.TypeBlock, tar.TypeFifo:
+		return true
+	case tar.TypeLink:
+		return unwanted(path.Clean(strings.TrimLeft(h.Linkname, "/")))
+	}
+	return false
+}
+
+func unwanted(name string) bool { return madeByRuntime(name) || ofAufs(name) }
+
 // madeByRuntime reports whether the runtime makes the file of this name.
 func madeByRuntime(name string) bool {
 	top, below, _ := strings.Cut(name, "/")
@@ -181,6 +202,9 @@ func (x *extractor) entry(name string, h *tar.Header, content io.Reader) error {
 	if strings.HasPrefix(base, whiteoutPrefix) {
 		return x.whiteout(parent, name)
 	}
+	if LeftOut(h) {
+		return nil
+	}
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return x.dir(parent, base, name, h)
@@ -194,12 +218,6 @@ func (x *extractor) entry(name string, h *tar.Header, content io.Reader) error {
 		return setOwnerAndTime(parent, base, h)
 	case tar.TypeLink:
 		return x.link(parent, name, h.Linkname)
-	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
-		// As those below dev: no guest may use a device that an image brings, and a commit keeps
-		// no pipe. 0:0 is how overlayfs spells a whiteout; an image's tar has another word for it.
-		if h.Typeflag != tar.TypeChar || h.Devmajor != 0 || h.Devminor != 0 {
-			return nil
-		}
 	}
 	return errs.New(errs.Invalid, "the layer contains %s, which is not a file, directory or link (type %q)", name, h.Typeflag)
 }
@@ -346,9 +364,6 @@ func (x *extractor) link(parent int, name, target string) error {
 	target, err := x.cleanName(target)
 	if err != nil {
 		return err
-	}
-	if madeByRuntime(target) || ofAufs(target) {
-		return nil // it was left out
 	}
 	if strings.HasPrefix(target, name+"/") {
 		return errs.New(errs.Invalid, "the layer has %.80q as a directory and as a hard link to a file in that", name)

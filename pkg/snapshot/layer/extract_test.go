@@ -199,6 +199,7 @@ func TestAsDockerTakesThem(t *testing.T) {
 		"devices and pipes": {[]tar.Header{
 			{Typeflag: tar.TypeBlock, Name: "a", Devmajor: 8}, {Typeflag: tar.TypeFifo, Name: "b"}, null("srv/dev/null"),
 		}, "srv/ srv/dev/"},
+		"pipe over a file": {[]tar.Header{file("a"), {Typeflag: tar.TypeFifo, Name: "a"}, {Typeflag: tar.TypeFifo, Name: "."}}, "a"},
 		"link to a device": {[]tar.Header{null("dev/null"), hard("null", "dev/null"), file("x")}, "x"},
 		"aufs": {[]tar.Header{
 			file(".wh..wh.aufs"), dir(".wh..wh.plnk"), file(".wh..wh.plnk/1.2"), hard("a", ".wh..wh.plnk/1.2"), file("b"),
