@@ -427,6 +427,25 @@ func TestUnusedFields(t *testing.T) {
 		c.Config.StopSignal != "SIGQUIT" {
 		t.Errorf("a commit is stopped with %q, %v", c.Config.StopSignal, err)
 	}
+	// Nor does an image get fields that it had not, as those of earlier releases and many others.
+	none := at.Edit(t, archive, func(h *tar.Header, c []byte) (*tar.Header, []byte) {
+		if strings.HasPrefix(h.Name, "sha256:") {
+			for _, field := range []string{"ExposedPorts", "Healthcheck", "OnBuild", "Shell", "Volumes"} {
+				c = bytes.Replace(c, []byte(`"`+field+`":`), []byte(`"X`+field+`":`), 1)
+			}
+		}
+		return h, c
+	})
+	for _, c := range []struct {
+		archive []byte
+		replace bool
+		want    int
+	}{{none, true, 0}, {archive, false, 0}, {archive, true, len(first)}} {
+		j, err := w.Import(ctx, image.Archive{Replace: c.replace}, bytes.NewReader(c.archive), nil)
+		if got := shown(); err != nil || j.Digest != i.Digest || len(got) != c.want || len(j.Unused) != c.want {
+			t.Errorf("with the right to replace %v: %q, %v; want %d fields", c.replace, got, err, c.want)
+		}
+	}
 }
 
 // TestImportWithoutLayers: an image of nothing has a layer here, so that it is never taken for
