@@ -44,6 +44,8 @@ type Layers interface {
 	// without a name.
 	Read(ctx context.Context, digest string, w io.Writer) error
 	ReadStage(ctx context.Context, stage string, w io.Writer) error
+	// StageHas reports whether a layer without a name has a file of this name at its top.
+	StageHas(stage, name string) (bool, error)
 	// Size fails with errs.NotFound if the layer is not here.
 	Size(ctx context.Context, digest string) (int64, error)
 	Remove(ctx context.Context, digest string) error

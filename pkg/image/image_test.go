@@ -100,6 +100,8 @@ func (m *memory) ReadStage(ctx context.Context, stage string, w io.Writer) error
 	return m.Read(ctx, strings.TrimPrefix(stage, "new-"), w)
 }
 
+func (m *memory) StageHas(string, string) (bool, error) { return false, nil }
+
 func (m *memory) Size(_ context.Context, digest string) (int64, error) {
 	if !m.layers[digest] {
 		return 0, errs.New(errs.NotFound, "no layer %s", digest)

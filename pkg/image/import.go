@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -20,7 +21,7 @@ import (
 
 // Formats of archives.
 const (
-	FormatAuto   = "auto"   // decided by the first member of the archive
+	FormatAuto   = "auto"   // decided by the first member of the archive; refused if the rest says otherwise
 	FormatRootfs = "rootfs" // a tar of a root file system
 	FormatDocker = "docker" // of `docker save`
 	FormatOCI    = "oci"    // a tar of an OCI image layout
@@ -153,13 +154,41 @@ func (im *importer) run(ctx context.Context, a Archive, r io.Reader) (record.Ima
 	if kind.Image {
 		plan, err = im.image(ctx, format, plain)
 	} else {
-		err = im.stage(ctx, plain, "", nil)
+		err = im.rootfs(ctx, plain, format == "")
 	}
 	if err != nil {
 		return record.Image{}, err
 	}
 	i := record.Image{Name: im.ref.Name, Tag: im.ref.Tag, Config: plan.Config, Unused: plan.Unused}
 	return im.s.name(ctx, i, im.layers, fromClient, a.Replace, im.also...)
+}
+
+// rootfs stages a tar of a root file system. If that was only guessed, it refuses what has the
+// lists of an image: the image would lose its config without a word.
+func (im *importer) rootfs(ctx context.Context, r io.Reader, guessed bool) error {
+	if err := im.stage(ctx, r, "", nil); err != nil || !guessed {
+		return err
+	}
+	for _, f := range []struct {
+		format string
+		lists  []string
+	}{{FormatDocker, []string{"manifest.json"}}, {FormatOCI, []string{"oci-layout", "index.json"}}} {
+		found := 0
+		for _, name := range f.lists {
+			has, err := im.s.cfg.Layers.StageHas(im.layers[0].stage, name)
+			if err != nil {
+				return err
+			}
+			if has {
+				found++
+			}
+		}
+		if found == len(f.lists) {
+			return errs.New(errs.Invalid, "the archive looks like an image: it has %s at its top. Give --format %s, or --format rootfs if "+
+				"it is a root file system", strings.Join(f.lists, " and "), f.format)
+		}
+	}
+	return nil
 }
 
 // image stages the layers of an image's archive and returns its plan.

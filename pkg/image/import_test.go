@@ -222,6 +222,44 @@ func TestImport(t *testing.T) {
 	}
 }
 
+// TestImportGuess: an archive of an image whose first member has another name than those of images
+// is not taken for a root file system. What the client says it is counts.
+func TestImportGuess(t *testing.T) {
+	first := at.Tar(t, at.File("README"))
+	first = first[:len(first)-1024] // without its end
+	layer := at.Tar(t, at.File("a"))
+	docker := append(slices.Clone(first), at.Docker(t, at.Image(t, layer), "x:1")...)
+	oci := append(slices.Clone(first), at.OCI(t, at.Image(t, layer))...)
+	for name, c := range map[string]struct {
+		archive []byte
+		format  string
+		want    string // the user of the image, or a part of the error
+		refused bool
+	}{
+		"docker":              {docker, "", "it has manifest.json at its top. Give --format docker, or", true},
+		"docker, auto":        {gz(docker), image.FormatAuto, "it has manifest.json at its top", true},
+		"docker, said":        {docker, image.FormatDocker, "1000:1000", false},
+		"docker, as a rootfs": {docker, image.FormatRootfs, "", false},
+		"oci":                 {oci, "", "it has oci-layout and index.json at its top. Give --format oci, or", true},
+		"oci, said":           {oci, image.FormatOCI, "1000:1000", false},
+		"half a layout":       {at.Tar(t, at.File("README"), at.File("index.json"), at.File("srv/manifest.json")), "", "", false},
+		"directories":         {at.Tar(t, at.File("README"), at.Dir("manifest.json")), "", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			i, err := w.Import(t.Context(), image.Archive{Ref: parsed("mine"), Format: c.format}, bytes.NewReader(c.archive), nil)
+			if c.refused {
+				if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("%v; want invalid and %q", err, c.want)
+				}
+				w.holds(t, 0, 0)
+			} else if err != nil || i.Config.User != c.want || len(i.Layers) != 1 {
+				t.Errorf("%+v, %v; want the user %q", i, err, c.want)
+			}
+		})
+	}
+}
+
 // What dockerd 20.10.24 wrote: an image of `docker import`, a file added by
 // `docker cp`, `docker commit`, `docker save | gzip`.
 func TestImportOfDocker(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -70,6 +71,22 @@ func (s *Store) Drop(stage string) error {
 		return fmt.Errorf("drop staged layer: %w", err)
 	}
 	return tree.Remove(dir)
+}
+
+// StageHas reports whether a staged layer has a regular file of this name at its top.
+func (s *Store) StageHas(stage, name string) (bool, error) {
+	dir, err := s.stagePath(stage)
+	if err == nil && filepath.Base(name) != name {
+		err = fmt.Errorf("%q is not the name of a file", name)
+	}
+	if err != nil {
+		return false, fmt.Errorf("look into staged layer: %w", err)
+	}
+	fi, err := os.Lstat(filepath.Join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && fi.Mode().IsRegular(), err
 }
 
 func (s *Store) stagePath(stage string) (string, error) {
