@@ -8,10 +8,11 @@
 //
 // To look at a sandbox costs 20 µs or more, so not all are looked at each time. Each tick reads one
 // number, the memory that the host has left. All sandboxes are looked at when that fell by Step
-// since the last look, and every Often in any case.
+// since the last look, and every Often in any case. Sockets and locks are looked at by loops of their own: a
+// guest can make the look at locks slow, and must not make the one at sockets late by that.
 //
 // What surprises: guests that use their own memory make that number fall, too. So on a busy host
-// the looks are many, and Share bounds what part of the time they take.
+// the looks are many, and Share bounds what part of the time each of the two takes.
 package kmem
 
 import (
@@ -60,19 +61,29 @@ type Watch struct {
 	Watched func(r *record.Record) bool
 	Log     *slog.Logger
 
-	failed string // the last error that was logged
-	unseen bool   // the last look has found locks that no sandbox shows
+	unseen bool // the last look at locks has found some that no sandbox shows
 	ends   sync.WaitGroup
 	mu     sync.Mutex
 	ending map[string]bool // sandboxes that are being ended; guarded by mu
 }
 
+// A finder adds to over those of ids that hold too much, with the reason.
+type finder func(ids []string, over map[string]string) error
+
 // Run looks until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
-	defer w.ends.Wait()
+	var loops sync.WaitGroup
+	loops.Go(func() { w.every(ctx, w.sockets) })
+	loops.Go(func() { w.every(ctx, w.locks) })
+	loops.Wait()
+	w.ends.Wait()
+}
+
+// every looks each time that it is due, until ctx ends.
+func (w *Watch) every(ctx context.Context, find finder) {
 	ticks := time.NewTicker(tick)
 	defer ticks.Stop()
-	base, looked, took := int64(0), time.Time{}, time.Duration(0)
+	base, looked, took, failed := int64(0), time.Time{}, time.Duration(0), ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -86,14 +97,14 @@ func (w *Watch) Run(ctx context.Context) {
 			continue
 		}
 		start := time.Now()
-		w.complain(ctx, w.Look(ctx))
+		failed = w.complain(ctx, w.look(ctx, find), failed)
 		base, looked, took = left, time.Now(), time.Since(start)
 	}
 }
 
-// Look looks at all sandboxes once, and begins to end those that hold too much. It does not wait for their ends:
+// look looks at all sandboxes once, and begins to end those that hold too much. It does not wait for their ends:
 // a guest can make its own slow, and the others are watched all the same.
-func (w *Watch) Look(ctx context.Context) error {
+func (w *Watch) look(ctx context.Context, find finder) error {
 	all, err := w.Sandboxes(ctx)
 	if err != nil {
 		return fmt.Errorf("look at what sandboxes hold in the kernel: %w", err)
@@ -109,21 +120,26 @@ func (w *Watch) Look(ctx context.Context) error {
 		return nil
 	}
 	over := map[string]string{}
-	err = w.sockets(ids, over)
-	unseen, lerr := lockBounds.look(ids, w.Processes, over)
+	err = find(ids, over)
+	for id, text := range over {
+		w.end(ctx, *live[id], text)
+	}
+	return err
+}
+
+// locks is the finder of locks on files.
+func (w *Watch) locks(ids []string, over map[string]string) error {
+	unseen, err := lockBounds.look(ids, w.Processes, over)
 	if unseen && !w.unseen {
 		w.Log.Warn(fmt.Sprintf("this host has more than %d locks on parts of files, and no sandbox on runc shows that it holds so many: "+
 			"programs of the host hold them, or a guest hides locks of open file descriptions, which the security level strict refuses",
 			Locks))
 	}
 	w.unseen = unseen
-	for id, text := range over {
-		w.end(ctx, *live[id], text)
-	}
-	return errors.Join(err, lerr)
+	return err
 }
 
-// sockets adds to over those of ids whose sockets hold too much, with the reason.
+// sockets is the finder of messages in sockets.
 func (w *Watch) sockets(ids []string, over map[string]string) error {
 	held, err := w.Held(ids, Limit)
 	for id, h := range held {
@@ -171,14 +187,13 @@ func (w *Watch) end(ctx context.Context, was record.Record, text string) {
 	})
 }
 
-// complain logs an error once, and not each time.
-func (w *Watch) complain(ctx context.Context, err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
+// complain logs an error, unless it is the one that was logged before, and returns its text.
+func (w *Watch) complain(ctx context.Context, err error, before string) string {
+	if err == nil {
+		return ""
 	}
-	if text != w.failed && text != "" && ctx.Err() == nil {
+	if err.Error() != before && ctx.Err() == nil {
 		w.Log.Error("cannot watch what sandboxes hold in the kernel; it is tried again", "err", err)
 	}
-	w.failed = text
+	return err.Error()
 }

@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -72,7 +74,7 @@ func newBench() *bench {
 func TestLook(t *testing.T) {
 	b := newBench()
 	b.held = map[string]netns.Held{"a": {Bytes: Limit, Most: "UDP"}, "b": {Bytes: 400 << 20, Most: "netlink"}}
-	if err := b.Look(t.Context()); err != nil {
+	if err := b.look(t.Context(), b.sockets); err != nil {
 		t.Fatal(err)
 	}
 	b.ends.Wait()
@@ -83,12 +85,12 @@ func TestLook(t *testing.T) {
 		t.Errorf("ended: %v", b.ended)
 	}
 	b.held, b.ended, b.counts = nil, map[string]string{}, map[string]int64{"a": Counted + 1, "b": Counted}
-	err := b.Look(t.Context())
+	err := b.look(t.Context(), b.sockets)
 	if b.ends.Wait(); err != nil || len(b.ended) != 1 || !strings.Contains(b.ended["a"], "cgroup v1") {
 		t.Errorf("ended: %v, %v", b.ended, err)
 	}
 	b.err = errors.New("no store")
-	if err := b.Look(t.Context()); !errors.Is(err, b.err) {
+	if err := b.look(t.Context(), b.sockets); !errors.Is(err, b.err) {
 		t.Errorf("without a list: %v", err)
 	}
 }
@@ -100,7 +102,7 @@ func TestSlowEnd(t *testing.T) {
 		b.slow = make(chan struct{})
 		b.held = map[string]netns.Held{"a": {Bytes: 2 * Limit, Most: "UDP"}, "b": {Bytes: 2 * Limit, Most: "netlink"}}
 		for range 2 {
-			if err := b.Look(t.Context()); err != nil {
+			if err := b.look(t.Context(), b.sockets); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
@@ -113,6 +115,45 @@ func TestSlowEnd(t *testing.T) {
 		if b.ends.Wait(); len(b.ended) != 2 {
 			t.Errorf("ended: %v", b.ended)
 		}
+	})
+}
+
+// While a look at locks takes long, sockets are looked at each time that it is due, and their sandboxes are ended.
+func TestSlowLook(t *testing.T) {
+	fd, was := newFile(), lockBounds
+	lock(fd, unix.F_SETLK, 0, 1)
+	lockBounds = bounds{} // one lock on the host is many
+	t.Cleanup(func() {
+		unix.Close(fd)
+		lockBounds = was
+	})
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		b.held = map[string]netns.Held{"b": {Bytes: 2 * Limit, Most: "UDP"}}
+		var asked atomic.Int64
+		answer := make(chan struct{})
+		b.Processes = func(string) ([]int, error) {
+			asked.Add(1)
+			<-answer
+			return nil, nil
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		go b.Run(ctx)
+		for n := range int64(5) {
+			time.Sleep(tick)
+			synctest.Wait()
+			if locks, sockets := asked.Load(), b.looks.Load(); locks != 1 || sockets != n+1 {
+				t.Errorf("%d sandboxes were asked for locks, want the first one; %d looks at sockets, want %d", locks, sockets, n+1)
+			}
+			b.left.Add(-Step)
+		}
+		if b.mu.Lock(); len(b.ended) != 1 || b.ended["b"] == "" {
+			t.Errorf("ended: %v", b.ended)
+		}
+		b.mu.Unlock()
+		stop()
+		close(answer)
+		synctest.Wait()
 	})
 }
 

@@ -128,6 +128,7 @@ type survey struct {
 	until  time.Time
 	late   bool            // not all was looked at until then
 	tables []int           // a thread of each table of open files that was looked at
+	files  []int           // a descriptor of each open file of the last table that showed locks, in the kernel's order
 	posix  int             // locks of the tables
 	open   map[string]bool // locks of open files, which several tables may have
 	line   []byte
@@ -178,11 +179,48 @@ func unlessGone(err error) error {
 func (s *survey) known(tid int) bool {
 	const files = 2 // KCMP_FILES
 	for _, other := range slices.Backward(s.tables) {
-		if r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(other), uintptr(tid), files, 0, 0, 0); errno == 0 && r == 0 {
+		if compare(files, other, tid, 0, 0) == 0 {
 			return true
 		}
 	}
 	return false
+}
+
+// compare compares two things of the kernel by kcmp(2): 0 says that they are the same, 1 that the first one stands
+// before the other one, 2 that it stands behind. Without an answer it is -1.
+func compare(kind, tid1, tid2, fd1, fd2 int) int {
+	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(tid1), uintptr(tid2), uintptr(kind), uintptr(fd1), uintptr(fd2), 0)
+	if errno != 0 {
+		return -1
+	}
+	return int(r)
+}
+
+// find returns where a descriptor of a thread belongs in s.files, and whether its open file is there. All descriptors
+// of an open file (dup(2)) show the same locks, and each costs as much as the first one. Another open file of
+// the same inode has to be read: it shows the locks that were made through it, those of the process, too. A guest
+// that gives a descriptor another file after it was read hides that file in this look; the next one finds it there.
+func (s *survey) find(tid, fd int) (at int, found bool) {
+	const file = 0 // KCMP_FILE
+	low, high := 0, len(s.files)
+	for low < high {
+		mid := (low + high) / 2
+		switch compare(file, tid, tid, s.files[mid], fd) {
+		case 0:
+			return mid, true
+		case 1:
+			low = mid + 1
+		case 2:
+			high = mid
+		default: // one of the two was closed in the meantime
+			if compare(file, tid, tid, fd, fd) != 0 {
+				return mid, false
+			}
+			s.files = slices.Delete(s.files, mid, mid+1)
+			high--
+		}
+	}
+	return low, false
 }
 
 // table looks at the open files of a thread.
@@ -193,7 +231,8 @@ func (s *survey) table(tid int) error {
 		return unlessGone(err)
 	}
 	defer dir.Close()
-	own := map[string]bool{} // a file may be open twice
+	s.files = s.files[:0]
+	own := map[string]bool{} // an open file may be read twice, if others are closed in the meantime
 	defer func() { s.posix += len(own) }()
 	for {
 		names, err := dir.Readdirnames(256)
@@ -207,18 +246,28 @@ func (s *survey) table(tid int) error {
 			if s.done(len(own)) {
 				return nil
 			}
-			if err := s.file(path+name, own); err != nil {
+			fd, _ := strconv.Atoi(name) // the kernel's
+			at, found := s.find(tid, fd)
+			if found {
+				continue
+			}
+			locked, err := s.file(path+name, own)
+			if err != nil {
 				return err
+			}
+			if locked {
+				s.files = slices.Insert(s.files, at, fd)
 			}
 		}
 	}
 }
 
-// file reads the locks of an open file: those of this table, into own, and those of the file itself.
-func (s *survey) file(path string, own map[string]bool) error {
+// file reads the locks of an open file: those of this table, into own, and those of the file itself. It reports
+// whether there are any.
+func (s *survey) file(path string, own map[string]bool) (locked bool, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return unlessGone(err)
+		return false, unlessGone(err)
 	}
 	defer f.Close()
 	if s.line == nil {
@@ -232,10 +281,10 @@ func (s *survey) file(path string, own map[string]bool) error {
 		switch {
 		case !ok:
 		case strings.HasPrefix(lock, "POSIX"):
-			own[lock] = true
+			own[lock], locked = true, true
 		case strings.HasPrefix(lock, "OFDLCK"):
-			s.open[lock] = true
+			s.open[lock], locked = true, true
 		}
 	}
-	return unlessGone(lines.Err())
+	return locked, unlessGone(lines.Err())
 }

@@ -29,10 +29,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// lock locks every second byte of fd, n times, by a command of fcntl(2).
-func lock(fd, cmd, n int) {
+// lock locks every second byte of fd, n of them after the first ones, by a command of fcntl(2).
+func lock(fd, cmd, first, n int) {
 	for i := range n {
-		l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(2 * i), Len: 1}
+		l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(2 * (first + i)), Len: 1}
 		if err := unix.FcntlFlock(uintptr(fd), cmd, &l); err != nil {
 			panic(err)
 		}
@@ -62,16 +62,30 @@ func hold(how string) {
 	switch how {
 	case "files":
 		for range 4 {
-			lock(newFile(), unix.F_SETLK, n/4)
+			lock(newFile(), unix.F_SETLK, 0, n/4)
 		}
 	case "open-file": // which two processes have
-		lock(newFile(), unix.F_OFD_SETLK, n)
+		lock(newFile(), unix.F_OFD_SETLK, 0, n)
 		ready(os.Getpid(), fork(0))
 	case "open-twice":
 		fd := newFile()
-		lock(fd, unix.F_SETLK, n)
+		lock(fd, unix.F_SETLK, 0, n)
 		if _, err := unix.Dup(fd); err != nil {
 			panic(err)
+		}
+	case "descriptors": // many of each of four open files of one inode
+		path := fmt.Sprintf("/proc/self/fd/%d", newFile())
+		for i, cmd := range []int{unix.F_SETLK, unix.F_SETLK, unix.F_OFD_SETLK, unix.F_OFD_SETLK} {
+			fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+			if err != nil {
+				panic(err)
+			}
+			lock(fd, cmd, i*n, n)
+			for range 200 {
+				if _, err := unix.Dup(fd); err != nil {
+					panic(err)
+				}
+			}
 		}
 	case "own-table": // of a thread
 		done := make(chan bool)
@@ -80,20 +94,20 @@ func hold(how string) {
 			if err := unix.Unshare(unix.CLONE_FILES); err != nil {
 				panic(err)
 			}
-			lock(newFile(), unix.F_SETLK, n)
+			lock(newFile(), unix.F_SETLK, 0, n)
 			close(done)
 			select {}
 		}()
 		<-done
 	case "first-thread": // ends
 		go func() {
-			lock(newFile(), unix.F_SETLK, n)
+			lock(newFile(), unix.F_SETLK, 0, n)
 			ready(os.Getpid())
 		}()
 		unix.Syscall(unix.SYS_EXIT, 0, 0, 0) //nolint:errcheck // it does not return
 	case "gone": // but another process has its open files
 		pid := fork(unix.CLONE_FILES)
-		lock(newFile(), unix.F_SETLK, n)
+		lock(newFile(), unix.F_SETLK, 0, n)
 		fmt.Println(pid)
 		os.Exit(0)
 	}
@@ -187,6 +201,41 @@ func TestLocks(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// However many descriptors an open file has, its locks are read once. Other open files of its inode have their own.
+func TestDescriptors(t *testing.T) {
+	pid := holder(t, "descriptors", 100)[0]
+	s := survey{bounds: bounds{locks: 1000}, until: time.Now().Add(time.Minute)}
+	if err := s.process(pid); err != nil || s.late || s.posix != 200 || len(s.open) != 200 {
+		t.Errorf("%d locks of the process and %d of open files, want 200 each; late: %v; %v", s.posix, len(s.open), s.late, err)
+	}
+	if len(s.files) != 4 {
+		t.Errorf("the locks of %d descriptors were read, want 4", len(s.files))
+	}
+}
+
+// A descriptor that was closed after it was read hides no other one.
+func TestClosedDescriptor(t *testing.T) {
+	var s survey
+	fds := []int{newFile(), newFile(), newFile()}
+	for _, fd := range fds {
+		at, _ := s.find(os.Getpid(), fd)
+		s.files = slices.Insert(s.files, at, fd)
+	}
+	gone := s.files[1] // where a search begins
+	unix.Close(gone)
+	for _, fd := range fds {
+		if _, found := s.find(os.Getpid(), fd); found != (fd != gone) {
+			t.Errorf("descriptor %d is found: %v; %d was closed", fd, found, gone)
+		}
+		if fd != gone {
+			defer unix.Close(fd)
+		}
+	}
+	if slices.Contains(s.files, gone) || len(s.files) != 2 {
+		t.Errorf("left: %v, without %d", s.files, gone)
 	}
 }
 
