@@ -202,6 +202,9 @@ func tryCommand() *cobra.Command {
 		if !cfg.Upgrade.Packages {
 			do = change.Take
 		}
+		if err := change.Root.WaitFor(cmd.Context(), lockLimit); err != nil {
+			return fmt.Errorf("try: nothing was changed: %w", err)
+		}
 		if err := do(cmd.Context()); err != nil {
 			return fmt.Errorf("try: %w", err)
 		}
@@ -209,6 +212,9 @@ func tryCommand() *cobra.Command {
 	}
 	return cmd
 }
+
+// lockLimit is how long a trial waits for the lock: a daemon has it while it removes versions.
+var lockLimit = 30 * time.Second
 
 func rollbackCommand() *cobra.Command {
 	cmd := &cobra.Command{

@@ -181,6 +181,24 @@ func TestTry(t *testing.T) {
 	if err := errors.Join(r.Point(versions.Current, "1.0.0"), os.WriteFile(path, []byte(text), 0o600)); err != nil {
 		t.Fatal(err)
 	}
+	lock, err := os.Create(filepath.Join(dir, "upgrade.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	// A lock of the open file is another one than that of this process.
+	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		t.Fatal(err)
+	}
+	limit := lockLimit
+	defer func() { lockLimit = limit }()
+	lockLimit = 10 * time.Millisecond
+	if out, err := run("try", "1.1.0", "--root", dir, "--config", path, "--restart", "false"); err == nil ||
+		!strings.Contains(err.Error(), "nothing was changed: another program changes the version of sandboxd") {
+		t.Errorf("while another program has the lock: %q, %v", out, err)
+	}
+	lockLimit = limit
+	time.AfterFunc(50*time.Millisecond, func() { lock.Close() }) // it can only pass wrongly
 	// Of the host's own systemd nothing is asked.
 	out, err := run("try", "1.1.0", "--root", dir, "--config", path, "--restart", "touch "+dir+"/restarted")
 	if _, stat := os.Stat(dir + "/restarted"); err != nil || stat != nil || out != "changing from 1.0.0 to 1.1.0, without a trial\n" {

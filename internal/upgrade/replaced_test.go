@@ -61,20 +61,36 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
-// TestReplacedCrash: a crash in the soak of the version that is being replaced goes back as ever.
+// TestReplacedCrash: a crash in the soak of the version that is being replaced goes back as ever, and stays so when the
+// daemon of that start settles, too.
 func TestReplacedCrash(t *testing.T) {
-	s := soaking(t) // to, after from
-	s.serves(t)(false)
-	if err := os.CopyFS(filepath.Join(string(s.root), "kept", to), os.DirFS(s.root.Dir(to))); err != nil {
-		t.Fatal(err)
-	}
-	s.put(t, "root/kept/current", to, 0o644)
-	if err := s.root.Point(versions.Current, before); err != nil { // as the package that is unpacked
-		t.Fatal(err)
-	}
-	run, err := Settle(t.Context(), s.root, s.state, s.config(t, ""), slog.New(slog.DiscardHandler))
-	if current, named := s.root.Named(versions.Current); run != from || err != nil || current != from || named != nil {
-		t.Errorf("settle: %q, %v; current is %q, %v", run, err, current, named)
+	for unpacked, pending := range map[string]string{before: from, from: ""} {
+		s := soaking(t) // to, after from
+		s.serves(t)(false)
+		for _, version := range []string{to, from} { // the scripts keep all others
+			if version == unpacked {
+				continue
+			}
+			if err := os.CopyFS(filepath.Join(string(s.root), "kept", version), os.DirFS(s.root.Dir(version))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.put(t, "root/kept/current", to, 0o644)
+		if err := s.root.Point(versions.Current, unpacked); err != nil { // as the package does
+			t.Fatal(err)
+		}
+		for _, by := range []string{"the unit", "the daemon"} {
+			run, err := Settle(t.Context(), s.root, s.state, s.config(t, ""), slog.New(slog.DiscardHandler))
+			if run != from && (by == "the unit" || pending != "" || run != "") || err != nil {
+				t.Errorf("%s unpacked: %s settles: %q, %v", unpacked, by, run, err)
+			}
+			if current, err := s.root.Named(versions.Current); current != from || err != nil {
+				t.Errorf("%s unpacked: after %s has settled, current is %q, %v", unpacked, by, current, err)
+			}
+			if replaced, err := s.root.Replaced(); replaced != pending || err != nil {
+				t.Errorf("%s unpacked: %q is to run until the scripts end, %v; want %q", unpacked, replaced, err, pending)
+			}
+		}
 	}
 }
 

@@ -152,7 +152,8 @@ func undo(r versions.Root, j *versions.Journal, state string) error {
 
 // turnBack lets units and links be of the version of before.
 func turnBack(r versions.Root, j *versions.Journal) error {
-	return errors.Join(putUnits(r, j.From, j.Units), r.Point(versions.Current, j.From), r.Point(versions.Previous, j.Before))
+	return errors.Join(putUnits(r, j.From, j.Units), r.Point(versions.Current, j.From), r.Point(versions.Previous, j.Before),
+		r.Instead(j.To, j.From))
 }
 
 // putBack puts the copy of the state in place that the new version kept when it brought the state

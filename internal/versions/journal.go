@@ -1,6 +1,7 @@
 package versions
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -143,6 +144,21 @@ func (r Root) Wait() error {
 		if !errors.Is(err, unix.EINTR) {
 			return err
 		}
+	}
+}
+
+// WaitFor is Wait until ctx ends, at the latest after limit. After an error the process must not take the lock.
+func (r Root) WaitFor(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errs.New(errs.WrongState, "another program changes the version of "+
+		"sandboxd, and has not ended within %s: wait until it ends", limit))
+	defer cancel()
+	free := make(chan error, 1)
+	go func() { free <- r.Wait() }()
+	select {
+	case err := <-free:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

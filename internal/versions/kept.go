@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/durable"
 )
 
 // A package manager lets the link current name the version that it has unpacked, and removes the files of the one
@@ -47,6 +49,29 @@ func (r Root) Replaced() (string, error) {
 		return "", nil
 	}
 	return version, nil
+}
+
+// Instead lets version run until the scripts have come to an end, if they are replacing undone: a change to that is
+// being undone. It may be cut anywhere, and done again.
+func (r Root) Instead(undone, version string) error {
+	replaced, err := r.Replaced()
+	if replaced != undone || err != nil {
+		return err
+	}
+	path := filepath.Join(r.kept(), "current")
+	_, err = os.Stat(filepath.Join(r.kept(), version))
+	switch {
+	case err == nil:
+		err = durable.Write(path, []byte(version+"\n"), 0o644)
+	case errors.Is(err, fs.ErrNotExist): // its package is the one that is unpacked
+		if err = os.Remove(path); err == nil {
+			err = durable.SyncDir(r.kept())
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("let sandboxd %s, and not %s, run until a package manager has replaced it: %w", version, undone, err)
+	}
+	return nil
 }
 
 // PutBack lets the version that a package manager is replacing be whole, and the current one. It may be cut anywhere,

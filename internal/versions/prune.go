@@ -29,9 +29,12 @@ const (
 // one of this process. needed drops others from what it is given. While somebody changes the version,
 // or a package manager replaces one, Prune does nothing.
 func (r Root) Prune(own string, needed func(candidates []string) (rest []string, err error)) (removed []string, err error) {
-	all, err := r.spare(own)
+	if busy, err := r.Packaging(); busy || err != nil {
+		return nil, err
+	}
+	rest, err := r.unneeded(own, needed)
 	cut, cutErr := r.cut()
-	if err = errors.Join(err, cutErr); len(all)+len(cut) == 0 || err != nil { // mostly so, and cheap
+	if err = errors.Join(err, cutErr); len(rest)+len(cut) == 0 || err != nil { // mostly so; the lock would be in the way of a trial
 		return nil, err
 	}
 	lock, err := r.Lock()
@@ -49,15 +52,8 @@ func (r Root) Prune(own string, needed func(candidates []string) (rest []string,
 	if err != nil {
 		return nil, err
 	}
-	rest, err := r.spare(own) // likewise
-	for _, drop := range []func([]string) ([]string, error){needed, r.notPackaged, r.notUsed} {
-		if err != nil || len(rest) == 0 {
-			break
-		}
-		rest, err = drop(rest)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find versions that nothing needs: %w", err)
+	if rest, err = r.unneeded(own, needed); err != nil { // likewise
+		return nil, err
 	}
 	for _, version := range rest {
 		if busy, err := r.Packaging(); busy || err != nil {
@@ -69,6 +65,21 @@ func (r Root) Prune(own string, needed func(candidates []string) (rest []string,
 		removed = append(removed, version)
 	}
 	return removed, nil
+}
+
+// unneeded lists the versions that nothing needs.
+func (r Root) unneeded(own string, needed func(candidates []string) (rest []string, err error)) (rest []string, err error) {
+	rest, err = r.spare(own)
+	for _, drop := range []func([]string) ([]string, error){needed, r.notPackaged, r.notUsed} {
+		if err != nil || len(rest) == 0 {
+			break
+		}
+		rest, err = drop(rest)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find versions that nothing needs: %w", err)
+	}
+	return rest, nil
 }
 
 // cut lists what a removal or an installation left that was cut short.

@@ -47,9 +47,13 @@ func TestPrune(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	var looked func()
 	prune := func(want ...string) {
 		t.Helper()
 		removed, err := r.Prune("2.0.0", func(all []string) ([]string, error) {
+			if looked != nil {
+				looked()
+			}
 			return slices.DeleteFunc(all, func(v string) bool { return v == "1.6.0" }), nil
 		})
 		if err != nil || !slices.Equal(removed, want) {
@@ -95,7 +99,20 @@ func TestPrune(t *testing.T) {
 		t.Fatal(err)
 	}
 	prune("1.4.0")
+	// A look for what may be needed is in nobody's way: it takes no lock.
+	looks := 0
+	looked = func() {
+		looks++
+		upgrader := holdLock(t, r)
+		upgrader.Kill() //nolint:errcheck // Wait tells
+		if err := r.Wait(); err != nil {
+			t.Error(err)
+		}
+	}
 	prune()
+	if looks != 1 {
+		t.Errorf("it looked %d times", looks)
+	}
 	all, err := r.List()
 	var left []string
 	for _, v := range all {

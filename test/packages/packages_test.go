@@ -22,7 +22,7 @@ import (
 const top = "../.."
 
 // daemon is a program that takes the place of sandboxd and sandboxctl in a package. A file
-// /srv/broken has it fail.
+// /srv/broken has it fail, and the script /srv/ends is how a trial ends.
 const daemon = `#!/bin/sh
 case "$1 $2" in
 "config init") echo 'state_dir = ""' ;;
@@ -31,6 +31,7 @@ case "$1 $2" in
 "--version "*) echo "sandboxd version @version@" ;;
 "try "*)
 	echo "tried: $2 with $(readlink /usr/lib/sandboxd/current)" >>/srv/asked
+	if [ -e /srv/ends ]; then . /srv/ends; fi
 	[ ! -e /srv/broken ] && ln -sfn "versions/$2" /usr/lib/sandboxd/current
 	;;
 *) echo "asked: $*" >>/srv/asked; [ ! -e /srv/broken ] ;;

@@ -130,7 +130,9 @@ dpkg -i p/v4.deb
 kill $holder
 wait $holder || true
 hold /usr/lib/sandboxd/upgrade.lock
+number=$(stat -c %i /usr/lib/sandboxd/current)
 fails "sandboxd upgrade (process $holder) is changing the version" dpkg -i p/v3.deb
+same "$number" "$(stat -c %i /usr/lib/sandboxd/current)" "the number of the link, which the holder of the lock changes"
 kill $holder
 wait $holder || true
 ln -sfn versions/0.1.3-dev+v3 /usr/lib/sandboxd/current # as sandboxd rollback does
@@ -151,6 +153,12 @@ for again in "dpkg -i p/v2.deb" "dpkg --configure sandboxd"; do
   ended
 done
 rm broken
+for end in 'ln -sfn "versions/$2" /usr/lib/sandboxd/current' 'mv /srv/pid /srv/ended'; do # the new one is taken; none runs
+  echo "$end; exit 1" >ends
+  fails "the change from 0.1.1-dev+v1 to 0.1.2-dev+v2 failed: the text above says why" dpkg --configure sandboxd
+done
+rm ends
+mv ended pid
 dpkg --configure sandboxd
 same installed "$(state)" "the package"
 current 0.1.2-dev+v2
@@ -192,6 +200,53 @@ fails "the installed version writes state of schema 99" dpkg -i p/v3.deb
 current 0.1.4-dev+v4
 ended
 same "" "$(cat asked)" "what was tried since"
+kill "$(cat pid)"`,
+
+	// A file system that takes no more names. The last whole copy of a version stays until the version is whole again,
+	// and no part of one is kept.
+	"an upgrade on a full disk": systemd + `mkdir -p /usr/lib/sandboxd
+mount -t tmpfs -o nr_inodes=10000 none /usr/lib/sandboxd
+room() { # FILES that can still be made
+  read -r all free <<<"$(stat -f -c '%c %d' /usr/lib/sandboxd)"
+  mount -o remount,nr_inodes=$((all - free + $1)) /usr/lib/sandboxd
+}
+whole() { diff -r --no-dereference before "$1"; }
+dpkg -i p/v1.deb
+runs 0.1.1-dev+v1
+cp -a $V/0.1.1-dev+v1 before
+dpkg --unpack p/v2.deb
+removed=$(($(find before | wc -l) - $(find $V/0.1.1-dev+v1 | wc -l)))
+for again in "dpkg --configure sandboxd" "dpkg -i p/v3.deb"; do
+  for files in 0 $((removed / 2)); do
+    room $files
+    fails "version 0.1.1-dev+v1 cannot be put back whole: $V/0.1.1-dev+v1 lacks" $again
+    whole /usr/lib/sandboxd/kept/0.1.1-dev+v1
+    same 0.1.1-dev+v1 "$(cat /usr/lib/sandboxd/kept/current)" "the version that a start runs"
+  done
+  rm -r $V/0.1.1-dev+v1
+done
+room 5000
+: >asked
+dpkg -i p/v3.deb
+same "tried: 0.1.3-dev+v3 with versions/0.1.1-dev+v1" "$(cat asked)" "what was tried"
+whole $V/0.1.1-dev+v1
+ended
+kill "$(cat pid)"
+runs 0.1.3-dev+v3
+dpkg-deb -e p/v4.deb control
+room 20
+control/preinst upgrade 0.1.3~dev+v3-1 2>&1 | grep "version 0.1.3-dev+v3 cannot be kept beside 0.1.4-dev+v4"
+same "" "$(ls /usr/lib/sandboxd/kept)" "what is kept, as no version is whole there"
+room 5000
+control/postrm abort-upgrade 0.1.3~dev+v3-1
+ended
+rm -r before
+cp -a $V/0.1.3-dev+v3 before
+dpkg --unpack p/v4.deb
+dpkg-deb -e p/v3.deb again
+again/preinst upgrade 0.1.4~dev+v4-1 # the version that runs, over one that nobody has tried
+whole $V/0.1.3-dev+v3
+current 0.1.3-dev+v3
 kill "$(cat pid)"`,
 
 	"remove and purge": `dpkg -i p/v1.deb

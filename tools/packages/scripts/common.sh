@@ -121,7 +121,8 @@ keep_versions() {
 	for dir in "$root"/versions/*; do
 		if [ -d "$dir" ] && [ "${dir##*/}" != "$version" ]; then
 			cp -al "$dir" $root/kept/ || {
-				say "version ${dir##*/} cannot be kept beside $version"
+				say "version ${dir##*/} cannot be kept beside $version, for the reason above, so nothing goes back to it by itself"
+				rm -rf "$root/kept/${dir##*/}" # else a part of it is taken for the whole
 				[ "${dir##*/}" != "$was" ] || was=''
 			}
 		fi
@@ -133,12 +134,23 @@ keep_versions() {
 	fi
 }
 
-# restore_versions puts back what keep_versions has linked aside, into the same directories.
+# restore_versions AGAIN puts back what keep_versions has linked aside, into the same directories. If a name is missing
+# after that, it fails, and the directory kept stays. AGAIN is the command that does it again.
 restore_versions() {
 	for dir in "$root"/kept/*; do
 		[ -d "$dir" ] || continue
+		back=$root/versions/${dir##*/}
 		mkdir -p $root/versions
-		[ "${dir##*/}" = "$version" ] || cp -aln "$dir" $root/versions/ || true # cp of coreutils 9.2 fails if it skips a file
+		# cp of coreutils 9.2 fails if it skips a file, so its status says nothing.
+		said=$(LC_ALL=C cp -aln "$dir" $root/versions/ 2>&1) || true
+		names=$(cd "$dir" && find .)
+		missing=$(printf '%s\n' "$names" | while read -r name; do
+			[ -e "$back/$name" ] || [ -L "$back/$name" ] || { echo "$name" && break; }
+		done)
+		[ -n "$missing" ] || continue
+		said=$(printf '%s\n' "$said" | grep -v ': not replacing ' | head -n 1)
+		fail "version ${dir##*/} cannot be put back whole: $back lacks ${missing#./}${said:+ ($said)}. All of it is in $dir," \
+			"which stays. If that file system is full, make room; then run: $1"
 	done
 }
 
@@ -150,8 +162,10 @@ forget_kept() {
 }
 
 # go_back lets the version be the current one that ran when this installation began, or one that was interrupted.
+# If none has begun, it changes nothing: "sandboxd upgrade" may be at work.
 go_back() {
-	restore_versions
+	[ -d $root/kept ] || return 0
+	restore_versions "the same installation again"
 	was=$(replaced)
 	if [ -n "$was" ] && [ -e "$root/versions/$was/bin/sandboxd" ]; then make_current "$was"; fi
 	forget_kept
@@ -243,6 +257,10 @@ change() {
 		say "trying $version; if it is not good, $runs runs again"
 		if "$root/versions/$version/bin/sandboxd" try "$version" --config $config >&2; then return; fi
 		systemctl --system daemon-reload >/dev/null || true
+		if [ "$(running)" != "$runs" ] || [ "$(readlink $root/current)" != "versions/$runs" ]; then
+			fail "the change from $runs to $version failed: the text above says why, which of them runs now, if any, and what to do." \
+				"If that is not the end of it, run: $1"
+		fi
 		fail "$version was not taken, for the reason above, and $runs runs on. When the cause is gone, run: $1. To take it without" \
 			"a trial, set try_packages = false in [upgrade] of the configuration, and run the same. To stay, install the package of $runs."
 	fi

@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2154 # common.sh stands above
-restore_versions
+restore_versions "dpkg --configure sandboxd"
 case $1 in
 configure | abort-remove | abort-deconfigure) ;;
 abort-upgrade)
