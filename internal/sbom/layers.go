@@ -97,6 +97,9 @@ const (
 	maxLinks   = 16 << 20 // bytes of the names of symbolic links of a layer
 
 	maxReplaced = 1000 // directories of a layer
+
+	maxFollowed = 1 << 30 // bytes of files of a layer, each counted for all hard links to it
+	followCost  = 1 << 10 // bytes that a link counts beside those
 )
 
 // files are the files of an image that say something, as the layers so far leave them.
@@ -363,10 +366,14 @@ func (l *layer) follow(open func() io.ReadCloser) error {
 		}
 		from[to] = append(from[to], name)
 	}
+	followed := int64(0)
 	err := eachEntry(open, func(to string, h *tar.Header, content io.Reader) error {
 		names := from[to]
 		if len(names) == 0 || h.Typeflag != tar.TypeReg {
 			return nil
+		}
+		if followed += int64(len(names)) * (min(h.Size, limits[dpkgStatus]) + followCost); followed > maxFollowed {
+			return errs.New(errs.Invalid, "the layer has too many hard links to %.80q and other files that say what is in it", to)
 		}
 		b, err := io.ReadAll(io.LimitReader(content, min(h.Size, slices.Max(limitsOf(names))+1)))
 		if err != nil {

@@ -340,6 +340,35 @@ func TestTooMuch(t *testing.T) {
 	}
 }
 
+// TestManyLinks: what hard links lead to is read for each of them, also each time that the layer
+// has the file. Together that has a bound.
+func TestManyLinks(t *testing.T) {
+	large := file("a", strings.Repeat(" ", int(limits[metadata])+1)) // too large to be understood, which is quick
+	for name, c := range map[string]struct {
+		links, files int
+		content      entry
+		fails        bool
+	}{
+		"links to a large file": {300, 1, large, true},
+		"a large file again":    {150, 2, large, true},
+		"many links":            {1000, 1, file("a", "Name: x\nVersion: 1\n"), false},
+	} {
+		var all []entry
+		for n := range c.links {
+			all = append(all, hard(fmt.Sprintf("%d.egg-info", n), "a"))
+		}
+		b := layerOf(t, append(all, slices.Repeat([]entry{c.content}, c.files)...)...)
+		fs := newFiles()
+		err := fs.add(func() io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) })
+		if c.fails != errs.Is(err, errs.Invalid) || c.fails && !strings.Contains(err.Error(), `too many hard links to "a"`) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if !c.fails && len(fs.said) != c.links {
+			t.Errorf("%s: %d files say something, %v", name, len(fs.said), err)
+		}
+	}
+}
+
 // TestDpkg compares what is read of the status of this host, and of states that it does not have,
 // with what dpkg-query reads of the same file.
 func TestDpkg(t *testing.T) {
