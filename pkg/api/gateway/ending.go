@@ -2,10 +2,12 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -23,18 +25,22 @@ func (g *Gateway) lookBefore(method, path string, rec *record.Record) before {
 
 // explain returns a function that changes the answer to a command, or to code. If that
 // failed, its stream then says that the kernel killed it for its memory, and what the
-// network refused the sandbox meanwhile. explain is nil for other requests.
+// network refused the sandbox meanwhile. If the sandbox ends under it, the stream says
+// that, as its last event. ctx is that of the request. explain is nil for other requests.
 //
 // Only this code reads the bytes that pass, and only the end of each piece: the event
 // that says how a command ended is the last of its stream, and the agent writes it at
 // once.
-func (g *Gateway) explain(method, path string, rec *record.Record, b before) func(*http.Response) {
+func (g *Gateway) explain(ctx context.Context, method, path string, rec *record.Record, b before) func(*http.Response) {
 	if method != http.MethodPost || !runs(path) {
 		return nil
 	}
 	return func(resp *http.Response) {
 		if resp.Header.Get("Content-Type") == "text/event-stream" {
-			resp.Body = &told{ReadCloser: resp.Body, killed: g.killed(path, rec, b.kills), denied: g.denied(rec, b.denials)}
+			resp.Body = &told{
+				ReadCloser: resp.Body, killed: g.killed(path, rec, b.kills), denied: g.denied(rec, b.denials),
+				lost: g.lost(ctx, path, rec), begins: true,
+			}
 		}
 	}
 }
@@ -46,12 +52,17 @@ func runs(path string) bool {
 }
 
 // told is a stream of events. Its last event, if that is about an error, gets lines more:
-// what the host knows and the agent does not.
+// what the host knows and the agent does not. A stream that ends without its last event
+// gets one, if the host knows why.
 type told struct {
 	io.ReadCloser
-	killed func() string // why the kernel killed it; empty: it did not
-	denied func() string // what was refused to the sandbox meanwhile; empty: nothing
-	rest   []byte        // what did not fit into the reader's buffer
+	killed func() string            // why the kernel killed it; empty: it did not
+	denied func() string            // what was refused to the sandbox meanwhile; empty: nothing
+	lost   func() *agent.EventError // why the stream was cut; nil: it is left so. It may be nil
+	rest   []byte                   // what did not fit into the reader's buffer
+	line   []byte                   // how the last line begins that is not empty
+	begins bool                     // the next byte begins a line
+	over   bool                     // nothing comes behind rest
 }
 
 func (t *told) Read(p []byte) (int, error) {
@@ -60,20 +71,64 @@ func (t *told) Read(p []byte) (int, error) {
 		t.rest = t.rest[n:]
 		return n, nil
 	}
-	n, err := t.ReadCloser.Read(p)
-	from, line := lastEvent(p[:n])
-	if line == nil {
-		return n, err
+	if t.over {
+		return 0, io.EOF
 	}
-	if more := t.explain(line); more != nil {
-		m := copy(p[from:], more)
-		t.rest = more[m:]
-		n = from + m
+	n, err := t.ReadCloser.Read(p)
+	t.note(p[:n])
+	if from, line := lastEvent(p[:n]); line != nil {
+		if more := t.explain(line); more != nil {
+			m := copy(p[from:], more)
+			t.rest = more[m:]
+			n = from + m
+		}
+	}
+	if err != nil && err != io.EOF && !t.concluded() && t.conclude() {
+		return n, nil
 	}
 	if len(t.rest) > 0 {
 		err = nil // it comes again
 	}
 	return n, err
+}
+
+// maxLast is longer than how the last event of a stream begins.
+const maxLast = 32
+
+// note remembers how the last line begins, of a stream that comes in pieces of any size.
+func (t *told) note(piece []byte) {
+	line := bytes.TrimRight(piece, "\n")
+	if at := bytes.LastIndexByte(line, '\n'); at >= 0 || t.begins && len(line) > 0 {
+		t.line, line = t.line[:0], line[at+1:]
+	}
+	t.line = append(t.line, line[:min(len(line), maxLast-len(t.line))]...)
+	t.begins = len(piece) > 0 && piece[len(piece)-1] == '\n' || len(piece) == 0 && t.begins
+}
+
+// concluded reports whether the stream has had its last event.
+func (t *told) concluded() bool {
+	return bytes.HasPrefix(t.line, errorEvent) || bytes.HasPrefix(t.line, []byte(`{"type":"execution_complete"`))
+}
+
+// conclude ends a stream that was cut with an event that says why, if the host knows.
+func (t *told) conclude() bool {
+	if t.lost == nil {
+		return false
+	}
+	why := t.lost()
+	if why == nil {
+		return false
+	}
+	b, err := json.Marshal(agent.Event{Type: "error", Error: why, Timestamp: time.Now().UnixMilli()})
+	if err != nil {
+		return false
+	}
+	if !t.begins {
+		t.rest = append(t.rest, eventEnd...) // behind half an event
+	}
+	t.rest = append(append(t.rest, bytes.ReplaceAll(b, nextLine, []byte(`\u0085`))...), eventEnd...)
+	t.over = true
+	return true
 }
 
 // maxEvent is longer than any event about the end of a command.

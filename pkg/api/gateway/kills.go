@@ -20,12 +20,17 @@ func (g *Gateway) killed(path string, rec *record.Record, before int64) func() s
 		if now, err := g.cfg.Kills(rec.ID); err != nil || now <= before {
 			return ""
 		}
-		what := "command was killed"
-		if path == "/code" {
-			what = "the context was killed and its state is lost"
-		}
-		return fmt.Sprintf("%s: %s: out of memory (sandbox limit %s)", agent.ReasonOOM, what, record.Mebibytes(rec.Spec.MemoryBytes))
+		return outOfMemory(path, rec)
 	}
+}
+
+// outOfMemory says that a command or a context met the memory limit.
+func outOfMemory(path string, rec *record.Record) string {
+	what := "command was killed"
+	if path == "/code" {
+		what = "the context was killed and its state is lost"
+	}
+	return fmt.Sprintf("%s: %s: out of memory (sandbox limit %s)", agent.ReasonOOM, what, record.Mebibytes(rec.Spec.MemoryBytes))
 }
 
 // unknownKills stands for a count of OOM kills that is not needed, or not known.

@@ -63,7 +63,6 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 			return httperr.New(http.StatusNotFound, "NOT_SUPPORTED", errs.NotFound, "the agent of a sandbox has no such path for clients")
 		}
 		p.was = g.lookBefore(r.Method, p.path, rec)
-		p.explain = g.explain(r.Method, p.path, rec, p.was)
 	}
 	p.proxy = &httputil.ReverseProxy{
 		Transport:      transport,
@@ -81,6 +80,9 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 	rc.SetReadDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	ctx, cancel := g.UntilEnd(r.Context(), rec)
 	defer cancel()
+	if port == wire.AgentPort {
+		p.explain = g.explain(ctx, r.Method, p.path, rec, p.was)
+	}
 	r = r.WithContext(traced(ctx, &p.conn))
 	body := &unread{ReadCloser: r.Body}
 	r.Body = body
