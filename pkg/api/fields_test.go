@@ -25,8 +25,7 @@ func TestMisspelledField(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create()
 	at := "/v1/sandboxes/" + sb.ID
-	const bare = `"image":{"uri":"python"},"entrypoint":["x"]`
-	const good = bare + `,"resourceLimits":{}`
+	const good = `"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{}`
 	for _, c := range []struct{ method, path, body, meant string }{
 		{"POST", "/v1/sandboxes", `{` + good + `,"timout":60}`, "timeout"},
 		{"POST", "/v1/sandboxes", `{"imag":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{}}`, "image"},
@@ -58,9 +57,6 @@ func TestMisspelledField(t *testing.T) {
 		`{` + good + `,"resourceRequests":{}}`:    "resourceRequests",
 		`{` + good + `,"timeout":60,"timout":60}`: "timout", // the field that is meant is there
 		`{` + good + `,"b\r\nSet-Cookie: x=y":1}`: "b%0D%0ASet-Cookie%3A+x%3Dy",
-		`{` + bare + `,"resourceLimits":{"ephemeral-storage":"1Gi","memory":"128Mi"}}`:                 "",
-		`{` + bare + `,"resourceLimits":{"hugepages-2Mi":"1","disk":"1Gi","ephemeral-storage":"2Gi"}}`: "resourceLimits.ephemeral-storage, resourceLimits.hugepages-2Mi",
-		`{` + bare + `,"x":1,"resourceLimits":{"nvidia.com/gpu":"1"}}`:                                 "x, resourceLimits.nvidia.com%2Fgpu",
 	} {
 		a := w.do("POST", "/v1/sandboxes", body, "User-Agent", "curl/8")
 		if got := a.Header.Get(fields.Header); a.StatusCode != http.StatusAccepted || got != want {
@@ -70,6 +66,30 @@ func TestMisspelledField(t *testing.T) {
 	w.set(sb.ID, func(r *record.Record) { r.State = record.Running })
 	if a := w.do("PATCH", at+"/metadata", `{"nam":"x","name":null}`); a.StatusCode != http.StatusOK || a.Header.Get(fields.Header) != "" {
 		t.Errorf("labels have any name: %d %s", a.StatusCode, a.body)
+	}
+}
+
+// TestLimitsOfOthers: limits that only other hosts have are ignored and named, as unknown fields are.
+func TestLimitsOfOthers(t *testing.T) {
+	w := newWorld(t)
+	for limits, want := range map[string]string{
+		`"ephemeral-storage":"1Gi","memory":"128Mi"`:                 "",
+		`"hugepages-2Mi":"1","disk":"1Gi","ephemeral-storage":"2Gi"`: "resourceLimits.ephemeral-storage, resourceLimits.hugepages-2Mi",
+		`"nvidia.com/gpu":"1"`:                                       "resourceLimits.nvidia.com%2Fgpu",
+	} {
+		a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{`+limits+`}}`)
+		if got := a.Header.Get(fields.Header); a.StatusCode != http.StatusAccepted || got != want {
+			t.Errorf("%s: %d, unknown %q, want %q", limits, a.StatusCode, got, want)
+		}
+	}
+	disks := 0
+	for _, rec := range w.recs {
+		if rec.Spec.DiskBytes == 1<<30 {
+			disks++
+		}
+	}
+	if disks != 2 {
+		t.Errorf("%d sandboxes have a disk of 1 GiB, want 2", disks)
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// TestLostStreams: a stream that breaks because its sandbox has ended has a last event that says why, in the words that SDKs
-// know from a command that was killed. A stream that breaks for another reason stays broken.
+// TestLostStreams: a stream that breaks because its sandbox has ended has a last event that says why, in the words that
+// SDKs know from a command that was killed. A stream that breaks for another reason stays broken.
 func TestLostStreams(t *testing.T) {
 	const output = `{"type":"stdout","text":"{\"type\":\"error\"","timestamp":1}` + "\n\n"
 	const complete = `{"type":"execution_complete","execution_time":1,"timestamp":2}` + "\n\n"

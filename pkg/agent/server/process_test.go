@@ -123,7 +123,9 @@ func TestProcessIsAsInDocker(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			file := filepath.Join(e.dir, "of-"+way)
 			ways[way](file)
-			if got := written(t, file); got != asInDocker {
+			// make(1) starts this test by posix_spawn(3), and so ignores a signal of glibc's own (SIGCANCEL, 32).
+			got := strings.Replace(written(t, file), "SigIgn:\t0000000080000000", "SigIgn:\t0000000000000000", 1)
+			if got != asInDocker {
 				t.Errorf("%s\nin docker\n%s", got, asInDocker)
 			}
 		})

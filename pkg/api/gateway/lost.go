@@ -16,8 +16,8 @@ import (
 const lostTime = 3 * time.Second
 
 // lost returns a function that says why the stream of a command, or of code, was cut: the sandbox has ended
-// under it, or hibernates. On gVisor that is how a command meets the memory limit, and the error is the one that runc has.
-// It is nil if the client has left or may not hear it, and if the sandbox runs on and its agent still answers others.
+// under it, or hibernates. On gVisor that is how a command meets the memory limit, and the error is the one that runc
+// has. It is nil if the client has left or may not hear it, and if the sandbox runs on.
 func (g *Gateway) lost(ctx context.Context, path string, rec *record.Record) func() *agent.EventError {
 	return func() *agent.EventError {
 		if httperr.Revoked(ctx) != nil {
