@@ -276,6 +276,9 @@ func (s *session) begin(conf *settings, h2 bool) {
 
 // dial opens a socket to the server.
 func (s *session) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	if spent(ctx) {
+		return nil, errNotAgain
+	}
 	select {
 	case s.dials <- struct{}{}:
 		defer func() { <-s.dials }()

@@ -68,6 +68,7 @@ func (s *sending) request() *http.Request {
 		s.conf.sent = map[*sending]bool{}
 	}
 	s.cancel, s.conf.sent[s] = cancel, true
+	ctx = context.WithValue(ctx, sendingKey{}, s)
 	return s.r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn:          func(info httptrace.GotConnInfo) { s.got(info.Conn) },
 		WroteHeaderField: func(string, []string) { s.leave() },
@@ -85,6 +86,21 @@ func (s *sending) request() *http.Request {
 			return nil
 		},
 	}))
+}
+
+// A sendingKey is that of a sending in the context of its dials.
+type sendingKey struct{}
+
+// spent reports whether a dial is for a request that may not be sent on another connection. Transport
+// does not ask: it opens the connection first, and two if the one that died is handed out once more.
+func spent(dial context.Context) bool {
+	s, ok := dial.Value(sendingKey{}).(*sending)
+	if !ok {
+		return false
+	}
+	s.conf.mu.Lock()
+	defer s.conf.mu.Unlock()
+	return s.left <= 0
 }
 
 // end is called when Transport tries no more. If it has failed, refused is why, or nil.
